@@ -1,0 +1,138 @@
+"""Every error of the helper, in one tree.
+
+    HelperError
+    ├── ConfigError             a setting is wrong or missing
+    ├── StoreError              the database did not do what was asked
+    │   ├── StoreFull           no space left: nothing was written, try again when there is
+    │   ├── StoreCorrupt        the file is damaged: restore a backup
+    │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
+    │   └── StoreLocked         another daemon has this file open
+    ├── ChainError              a node did not do what was asked
+    │   ├── ChainUnavailable    no node could be asked
+    │   ├── ChainAnswerError    a node answered something that is not an answer
+    │   └── WrongChain          a node of another chain
+    ├── ProverError             a proof was not made
+    │   ├── ProverTimeout       it took too long; the worker was killed
+    │   ├── ProverDied          the worker ended by itself (out of memory, a kill)
+    │   └── ProofFailed         the circuit refused the witness
+    └── ShareRefused            a wallet's share was not taken
+
+Each class says whether the same thing may be tried again (`retryable`) and what an operator does about it (`advice`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HelperError(Exception):
+    """The root of the tree."""
+
+    retryable: ClassVar[bool] = False
+    advice: str = "Look at the log line before this one."
+
+    def __init__(self, message: str, *, advice: str | None = None) -> None:
+        super().__init__(message)
+        if advice is not None:
+            self.advice = advice
+
+
+class ConfigError(HelperError):
+    """A setting is wrong; nothing was started."""
+
+    advice = "Mend the settings named above, then check them with `svote-helper config validate`."
+
+
+class StoreError(HelperError):
+    """The database refused an operation; nothing of it was kept."""
+
+    retryable = True
+    advice = "Check the disk that holds the database; the helper goes on by itself once it can write."
+
+
+class StoreFull(StoreError):
+    """There is no space left on the disk of the database."""
+
+    advice = "Free space on the disk of the database; the helper goes on by itself."
+
+
+class StoreCorrupt(StoreError):
+    """The database file is damaged."""
+
+    retryable = False
+    advice = "Stop the helper, keep the damaged file, and restore the newest backup beside it."
+
+
+class StoreForeign(StoreError):
+    """The file belongs to another program or to a newer version of this one."""
+
+    retryable = False
+    advice = "Point [helper] db_path at this helper's own database, or start the version that wrote it."
+
+
+class StoreLocked(StoreError):
+    """Another daemon has this database open."""
+
+    retryable = False
+    advice = "Stop the other daemon first, or give this one a db_path of its own."
+
+
+class ChainError(HelperError):
+    """A node of the vote chain did not do what was asked."""
+
+    retryable = True
+    advice = "See which endpoint is named and whether it is up and in step with the chain."
+
+
+class ChainUnavailable(ChainError):
+    """No node could be asked: unreachable, syncing, stale, or set aside."""
+
+
+class ChainAnswerError(ChainError):
+    """A node answered something that cannot be an answer (HTML, half a JSON, a wrong type or length)."""
+
+
+class WrongChain(ChainError):
+    """A node serves another chain than the one this helper works for."""
+
+    retryable = False
+    advice = "Remove the endpoint from [chain] endpoints, or set [chain] chain_id to the chain you mean."
+
+
+class ProverError(HelperError):
+    """A proof was not made."""
+
+    retryable = True
+    advice = "The share is tried again; if it happens often, look at memory and CPU of the machine."
+
+
+class ProverTimeout(ProverError):
+    """The proof took longer than the hard limit and its worker was killed."""
+
+    advice = "The machine is much slower than at start; look at its load, or raise [prover] timeout_seconds."
+
+
+class ProverDied(ProverError):
+    """A prover worker ended by itself."""
+
+    advice = "Look for the out-of-memory killer in the kernel's log; lower [helper] max_concurrent_proofs."
+
+
+class ProofFailed(ProverError):
+    """The prover could not make a proof from this witness."""
+
+
+class ShareRefused(HelperError):
+    """A wallet's share was not taken.
+
+    Attributes:
+        status: the HTTP status that the wallet gets.
+        field: the payload's field that broke a rule, as the wallet wrote it, or None.
+    """
+
+    advice = "Nothing: the wallet was told why."
+
+    def __init__(self, status: int, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.field = field
