@@ -1,0 +1,246 @@
+"""What every store does. The service knows this protocol only; `sqlite.py` is the one that ships.
+
+All changes are on disk (fsync) when the awaited call returns, and go on to their end when the caller is
+cancelled. Every method may raise `StoreError` (nothing was kept), and `StoreFull` when there is no space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from helper.share import Share, ShareKey, ShareState
+from helper.store.rows import (
+    DamagedShare,
+    Enqueued,
+    HistoryEntry,
+    PreparedReveal,
+    ProposalLike,
+    QueuedShare,
+    QueueEntry,
+    QueueFilter,
+    QueueStory,
+    RoundLike,
+    SentReveal,
+    Spent,
+    StoredRound,
+)
+
+__all__ = [
+    "ChainStore",
+    "DamagedShare",
+    "Enqueued",
+    "HistoryEntry",
+    "PreparedReveal",
+    "ProposalLike",
+    "Queue",
+    "QueueEntry",
+    "QueueFilter",
+    "QueueStory",
+    "QueuedShare",
+    "RoundLike",
+    "SentReveal",
+    "Spent",
+    "Store",
+    "StoredRound",
+    "WalletStore",
+    "WorkStore",
+]
+
+
+class Queue(Protocol):
+    """What operators may look at, on a running daemon or on the file alone."""
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        """Shares by round and state; SUBMITTED counts tombstones. States without shares are left out."""
+        ...
+
+    async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
+        """The first `limit` live shares that match, by time due."""
+        ...
+
+    async def show(self, share_ref: str) -> QueueStory | None:
+        """The whole story of the one live share whose name begins with `share_ref` (6 hex characters or more).
+
+        None when there is none or more than one.
+        """
+        ...
+
+    async def damaged(self) -> list[DamagedShare]:
+        """The rows that were set aside."""
+        ...
+
+
+class WalletStore(Protocol):
+    """What intake and the wallets' routes need."""
+
+    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
+        """Keep a share; DUPLICATE when its key is known (also failed or confirmed): nothing changes."""
+        ...
+
+    async def is_known(self, key: ShareKey) -> bool:
+        """Whether a share with this key was ever taken, since its round is kept."""
+        ...
+
+    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        """Whether the chain has counted this nullifier."""
+        ...
+
+
+class WorkStore(Protocol):
+    """What the processor and the reveal need.
+
+    A method that changes one share returns False (or 0) when the share was confirmed meanwhile, and raises
+    StoreError when the share stands in a state from which the move is not legal.
+    """
+
+    async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
+        """Take up at most `limit` due shares of `rounds`, RECEIVED -> WITNESSED, in order of time and rank.
+
+        A row that fails its check is set aside and never returned.
+        """
+        ...
+
+    async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
+        """The earliest due time among the waiting shares of `rounds`, None when none waits."""
+        ...
+
+    async def put_back(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
+        """WITNESSED or BROADCAST -> RECEIVED without an attempt, its message dropped.
+
+        `due_ms` None keeps the time that it has.
+        """
+        ...
+
+    async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
+        """A prover worker died over it: WITNESSED -> RECEIVED. Returns its crashes so far."""
+        ...
+
+    async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
+        """WITNESSED or BROADCAST -> RECEIVED with an attempt spent. Returns its attempts so far."""
+        ...
+
+    async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
+        """Give a share up: RECEIVED, WITNESSED or BROADCAST -> FAILED. Its witness stays until the purge."""
+        ...
+
+    async def requeue(self, share_id: int, *, due_ms: int | None = None, note: str) -> bool:
+        """An operator's retry: FAILED -> RECEIVED with all attempts back; `due_ms` None keeps its time."""
+        ...
+
+    async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
+        """Keep the message of a share before it is sent: WITNESSED -> BROADCAST."""
+        ...
+
+    async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
+        """Note that sending begins, before the first byte leaves. False: no longer in BROADCAST."""
+        ...
+
+    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+        """Note what the latest send came to; nothing when the share is no longer in BROADCAST."""
+        ...
+
+    async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
+        """The shares in BROADCAST with an id above `after_id`, by id."""
+        ...
+
+
+class ChainStore(Protocol):
+    """What follows the chain: rounds, trees, spent nullifiers."""
+
+    async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
+        """Keep the rounds as the chain tells them; marks of closing and alerting stand."""
+        ...
+
+    async def rounds(self) -> list[StoredRound]:
+        """All rounds kept, by age on the chain."""
+        ...
+
+    async def mark_closed(self, round_id: bytes, now: float) -> None:
+        """Note that the chain has closed the round; the first time stands."""
+        ...
+
+    async def mark_alerted(self, round_id: bytes, now: float) -> None:
+        """Note that unsubmitted shares of the round were reported; the first time stands."""
+        ...
+
+    async def close_unspent(self, round_id: bytes, *, note: str) -> int:
+        """Fail all shares of a closed round that are not confirmed. Returns how many."""
+        ...
+
+    async def unsubmitted(self, round_id: bytes) -> dict[ShareState, int]:
+        """Shares of the round that are not confirmed, by state."""
+        ...
+
+    async def purge(self, round_id: bytes) -> int:
+        """Erase everything of a closed round. Returns how many shares (with tombstones) went."""
+        ...
+
+    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        """Take in a block: nullifiers become spent, our shares among them confirmed, the cursor moves to it.
+
+        Idempotent; the cursor never goes back. Returns the ids of the shares confirmed by this call.
+        """
+        ...
+
+    async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
+        """The same without moving the cursor."""
+        ...
+
+    async def cursor(self) -> int | None:
+        """Height of the last block taken in."""
+        ...
+
+    async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
+        """Keep the leaves that one block appended to a round's tree (n × 32 bytes). Idempotent.
+
+        Raises:
+            StoreError: they contradict what is kept, or leave a gap.
+        """
+        ...
+
+    async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
+        """All leaves of a round's tree, and the height of the last block among them (0 for none)."""
+        ...
+
+    async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
+        """Keep inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on."""
+        ...
+
+    async def load_subtrees(self, round_id: bytes) -> bytes:
+        """Inner nodes of the subtrees 0, 1, … up to the first that is missing."""
+        ...
+
+    async def drop_tree(self, round_id: bytes) -> None:
+        """Forget the leaves and subtrees of a round."""
+        ...
+
+    async def get_meta(self, key: str) -> str | None:
+        """A remembered text."""
+        ...
+
+    async def set_meta(self, key: str, value: str) -> None:
+        """Remember a text."""
+        ...
+
+
+class Store(Queue, WalletStore, WorkStore, ChainStore, Protocol):
+    """All of it."""
+
+    async def open(self) -> None:
+        """Make or open the file.
+
+        Raises:
+            StoreForeign: it is another program's, or a newer version's.
+            StoreCorrupt: it is damaged.
+            StoreLocked: another daemon has it open.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the file."""
+        ...
+
+    async def recover(self) -> int:
+        """On start: every WITNESSED share back to RECEIVED at its own time. Returns how many."""
+        ...
