@@ -1,0 +1,138 @@
+//! Encodings, hashes, and the check of a share.
+
+use ff::{Field, PrimeField};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+use rand::rngs::OsRng;
+
+use super::{bytes, run, Number, Pair, WIRE_LIMIT};
+use crate::errors::Result;
+use crate::fields::{base, base_array, below, point, Base};
+use crate::hashes::{self, Share, SHARES};
+
+#[pyfunction]
+pub fn check_encoding(py: Python<'_>, field: &str, value: &[u8]) -> PyResult<()> {
+    run(py, || base(field, value).map(drop))
+}
+
+#[pyfunction]
+pub fn check_point(py: Python<'_>, field: &str, value: &[u8]) -> PyResult<()> {
+    run(py, || point(field, value).map(drop))
+}
+
+#[pyfunction]
+#[pyo3(signature = (*, round_id, shares_hash, share_comms, share_index, proposal_id, vote_decision, primary_blind, c1, c2))]
+#[allow(clippy::too_many_arguments)] // a share has nine fields
+pub fn check_share<'py>(
+    py: Python<'py>,
+    round_id: &[u8],
+    shares_hash: &[u8],
+    share_comms: &[u8],
+    share_index: Number,
+    proposal_id: Number,
+    vote_decision: Number,
+    primary_blind: &[u8],
+    c1: &[u8],
+    c2: &[u8],
+) -> PyResult<Pair<'py>> {
+    let ids = run(py, || {
+        let share = Share {
+            round_id: base("vote_round_id", round_id)?,
+            shares_hash: base("shares_hash", shares_hash)?,
+            share_comms: base_array("share_comms", share_comms)?,
+            share_index: below("enc_share.share_index", share_index.0, SHARES as u64)?,
+            proposal_id: below("proposal_id", proposal_id.0, WIRE_LIMIT)?,
+            vote_decision: below("vote_decision", vote_decision.0, WIRE_LIMIT)?,
+            primary_blind: base("primary_blind", primary_blind)?,
+            c1: point("enc_share.c1", c1)?,
+            c2: point("enc_share.c2", c2)?,
+        };
+        share.check()
+    })?;
+    let vote_commitment = bytes(py, ids.vote_commitment.to_repr());
+    Ok((vote_commitment, bytes(py, ids.nullifier.to_repr())))
+}
+
+#[pyfunction]
+#[pyo3(signature = (*elements))]
+pub fn poseidon<'py>(
+    py: Python<'py>,
+    elements: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let elements: Vec<Vec<u8>> = elements
+        .iter()
+        .map(|element| Ok(element.cast::<PyBytes>()?.as_bytes().to_vec()))
+        .collect::<PyResult<_>>()?;
+    let hash = run(py, || {
+        let decoded = elements
+            .iter()
+            .enumerate()
+            .map(|(i, element)| base(format_args!("elements[{i}]"), element))
+            .collect::<Result<Vec<Base>>>()?;
+        hashes::poseidon_slice(&decoded)
+    })?;
+    Ok(bytes(py, hash.to_repr()))
+}
+
+#[pyfunction]
+pub fn share_commitment<'py>(
+    py: Python<'py>,
+    blind: &[u8],
+    c1: &[u8],
+    c2: &[u8],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let hash = run(py, || {
+        let blind = base("primary_blind", blind)?;
+        let (c1, c2) = (point("enc_share.c1", c1)?, point("enc_share.c2", c2)?);
+        Ok(hashes::share_commitment(blind, &c1, &c2))
+    })?;
+    Ok(bytes(py, hash.to_repr()))
+}
+
+#[pyfunction]
+pub fn shares_hash<'py>(py: Python<'py>, share_comms: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let hash = run(py, || {
+        Ok(hashes::shares_hash(base_array("share_comms", share_comms)?))
+    })?;
+    Ok(bytes(py, hash.to_repr()))
+}
+
+#[pyfunction]
+pub fn vote_commitment<'py>(
+    py: Python<'py>,
+    round_id: &[u8],
+    shares_hash: &[u8],
+    proposal_id: Number,
+    vote_decision: Number,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let hash = run(py, || {
+        Ok(hashes::vote_commitment(
+            base("vote_round_id", round_id)?,
+            base("shares_hash", shares_hash)?,
+            below("proposal_id", proposal_id.0, WIRE_LIMIT)?,
+            below("vote_decision", vote_decision.0, WIRE_LIMIT)?,
+        ))
+    })?;
+    Ok(bytes(py, hash.to_repr()))
+}
+
+#[pyfunction]
+pub fn share_nullifier<'py>(
+    py: Python<'py>,
+    vote_commitment: &[u8],
+    share_index: Number,
+    blind: &[u8],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let hash = run(py, || {
+        let vote_commitment = base("vote_commitment", vote_commitment)?;
+        let index = below("enc_share.share_index", share_index.0, SHARES as u64)?;
+        let blind = base("primary_blind", blind)?;
+        Ok(hashes::share_nullifier(vote_commitment, index, blind))
+    })?;
+    Ok(bytes(py, hash.to_repr()))
+}
+
+#[pyfunction]
+pub fn random_field(py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
+    Ok(bytes(py, run(py, || Ok(Base::random(OsRng).to_repr()))?))
+}

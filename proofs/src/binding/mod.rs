@@ -1,0 +1,89 @@
+//! The PyO3 binding, and nothing else: decodes arguments, releases the GIL, turns errors into exceptions.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt};
+
+use crate::errors::{Error, Result};
+use crate::guard::{guard, install_hook};
+
+mod elgamal;
+mod hashing;
+mod proving;
+mod tree;
+
+/// A pair of byte strings.
+type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+/// Proposal and decision are unsigned 32-bit numbers on the wire.
+const WIRE_LIMIT: u64 = 1 << 32;
+
+/// A Python int; `None` when it is negative or too large for a machine word, which is out of any range here.
+struct Number(Option<u64>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Number {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if !object.is_instance_of::<PyInt>() {
+            return Err(PyTypeError::new_err("an int is wanted"));
+        }
+        Ok(Number(object.extract().ok()))
+    }
+}
+
+/// Runs `work` without the GIL; its errors and panics are exceptions of `proofs.errors`.
+fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    py.detach(|| guard(work)).map_err(|error| raised(py, error))
+}
+
+fn raised(py: Python<'_>, error: Error) -> PyErr {
+    let made = (|| {
+        let classes = py.import("proofs.errors")?;
+        match &error {
+            Error::Encoding { field, reason } => {
+                classes.call_method1("EncodingError", (field, reason.as_str()))
+            }
+            Error::ShareRule(rule) => classes.call_method1("ShareRuleError", (rule.as_str(),)),
+            Error::Circuit(text) => classes.call_method1("CircuitError", (text,)),
+            Error::Proving(text) => classes.call_method1("ProvingError", (text,)),
+            Error::Tree(text) => classes.call_method1("TreeError", (text,)),
+            Error::Decryption(text) => classes.call_method1("ProofsError", (text,)),
+        }
+    })();
+    made.map_or_else(|failure| failure, PyErr::from_value)
+}
+
+fn bytes<'py>(py: Python<'py>, value: impl AsRef<[u8]>) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, value.as_ref())
+}
+
+/// The module `proofs._native`; the package `proofs` is its documented face.
+#[pymodule]
+mod _native {
+    use super::install_hook;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::elgamal::{elgamal_add, elgamal_decrypt, elgamal_encrypt, elgamal_keygen};
+    #[pymodule_export]
+    use super::hashing::{
+        check_encoding, check_point, check_share, poseidon, random_field, share_commitment,
+        share_nullifier, shares_hash, vote_commitment,
+    };
+    #[pymodule_export]
+    use super::proving::{circuits, fingerprint, prove, verify, warm};
+    #[pymodule_export]
+    use super::tree::{empty_root, CommitmentTree};
+
+    #[pymodule_export]
+    const SUBTREE_LEAVES: usize = crate::tree::SUBTREE_LEAVES;
+    #[pymodule_export]
+    const TREE_DEPTH: usize = crate::tree::DEPTH;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        install_hook();
+        Ok(())
+    }
+}

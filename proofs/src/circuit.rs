@@ -1,0 +1,261 @@
+//! What the circuit generations have in common: the statement, the witness, and the code around the crates.
+//!
+//! The generations come from crates that share no types, so everything goes over as bytes, and the code that
+//! talks to a crate is written once, as a macro, and instantiated by [`crate::k11`] and [`crate::k10`].
+
+use ff::PrimeField;
+
+use crate::errors::{Error, Result};
+use crate::fields::{Encoded, Point};
+use crate::hashes::SHARES;
+use crate::tree::DEPTH;
+use crate::{k10, k11};
+
+/// What is fixed about one circuit generation.
+pub struct Info {
+    /// Its name in configuration and logs.
+    pub name: &'static str,
+    /// log2 of its rows.
+    pub k: u32,
+    /// Length of every proof.
+    pub proof_bytes: usize,
+    /// BLAKE2b-256 of the pinned verifying key's debug text, in hex: what the chain verifies against.
+    pub fingerprint: &'static str,
+    /// Where it is published.
+    pub source: &'static str,
+}
+
+/// x and y of a point, encoded.
+#[derive(Clone, Copy)]
+pub struct Coordinates {
+    /// x-coordinate.
+    pub x: Encoded,
+    /// y-coordinate.
+    pub y: Encoded,
+}
+
+impl From<&Point> for Coordinates {
+    fn from(point: &Point) -> Self {
+        Coordinates {
+            x: point.x.to_repr(),
+            y: point.y.to_repr(),
+        }
+    }
+}
+
+/// The public inputs of a reveal. All elements are canonical.
+pub struct Statement {
+    /// The share's nullifier.
+    pub nullifier: Encoded,
+    /// First half of the ciphertext.
+    pub c1: Coordinates,
+    /// Second half of the ciphertext.
+    pub c2: Coordinates,
+    /// The proposal voted on.
+    pub proposal_id: u64,
+    /// The option voted for.
+    pub vote_decision: u64,
+    /// The tree's root at the anchor.
+    pub root: Encoded,
+    /// The voting round.
+    pub round_id: Encoded,
+}
+
+/// All that a proof is made from. All elements are canonical. No Debug: it holds secrets.
+pub struct Witness {
+    /// Siblings from the leaf up.
+    pub path: [Encoded; DEPTH],
+    /// The leaf's position.
+    pub position: u32,
+    /// Commitments of all shares of the vote.
+    pub share_comms: [Encoded; SHARES],
+    /// Blind of the revealed share.
+    pub primary_blind: Encoded,
+    /// First half of the ciphertext.
+    pub c1: Coordinates,
+    /// Second half of the ciphertext.
+    pub c2: Coordinates,
+    /// Which share is revealed.
+    pub share_index: u32,
+    /// The proposal voted on.
+    pub proposal_id: u64,
+    /// The option voted for.
+    pub vote_decision: u64,
+    /// The voting round.
+    pub round_id: Encoded,
+}
+
+/// A proof, and the public inputs that came out of the witness.
+pub struct Proved {
+    /// The proof's bytes.
+    pub proof: Vec<u8>,
+    /// The share's nullifier.
+    pub nullifier: Encoded,
+    /// The root that the path leads to.
+    pub root: Encoded,
+}
+
+/// One circuit generation. Its keys are made once a process, at the first call that needs them.
+pub trait Circuit: Sync {
+    /// What is fixed about it.
+    fn info(&self) -> &'static Info;
+    /// Makes the keys, and says what their fingerprint is, right or wrong.
+    fn fingerprint(&self) -> Result<&'static str>;
+    /// Makes the keys and whatever else makes proofs faster; an error when the fingerprint is wrong.
+    fn warm(&self) -> Result<&'static str>;
+    /// A proof for a witness whose share commitment was checked.
+    fn prove(&self, witness: &Witness) -> Result<Proved>;
+    /// Whether these very bytes prove the statement.
+    fn verify(&self, proof: &[u8], statement: &Statement) -> Result<bool>;
+
+    /// The fingerprint, or an error when it is not the protocol's.
+    fn checked_fingerprint(&self) -> Result<&'static str> {
+        let (found, info) = (self.fingerprint()?, self.info());
+        if found == info.fingerprint {
+            return Ok(found);
+        }
+        Err(Error::Circuit(format!(
+            "{} of {}: the verifying key's fingerprint is {found}, and must be {}",
+            info.name, info.source, info.fingerprint
+        )))
+    }
+}
+
+/// All generations, the older one first.
+pub const CIRCUITS: [&dyn Circuit; 2] = [&k11::Generation, &k10::Generation];
+
+/// A generation by its name.
+pub fn find(name: &str) -> Result<&'static dyn Circuit> {
+    CIRCUITS
+        .into_iter()
+        .find(|circuit| circuit.info().name == name)
+        .ok_or_else(|| Error::Circuit("unknown circuit".into()))
+}
+
+/// BLAKE2b-256 in hex.
+pub fn fingerprint_of(pinned_key: &str) -> String {
+    let mut params = blake2b_simd::Params::new();
+    params
+        .hash_length(32)
+        .hash(pinned_key.as_bytes())
+        .to_hex()
+        .to_string()
+}
+
+/// Implements [`Circuit`] for the crates that the calling module imports as `circuits`, `halo2`, `pallas`
+/// and `PrimeField`.
+macro_rules! generation {
+    ($info:expr, warm: $warm:path) => {
+        use std::sync::OnceLock;
+
+        use halo2::plonk::{verify_proof, SingleVerifier};
+        use halo2::transcript::{Blake2bRead, Challenge255};
+
+        use circuits::share_reveal::{self, Instance};
+
+        use $crate::circuit::{fingerprint_of, Circuit, Info, Proved, Statement, Witness};
+        use $crate::errors::{Error, Result};
+        use $crate::fields::Encoded;
+
+        /// This circuit generation.
+        pub struct Generation;
+
+        static INFO: Info = $info;
+
+        fn base(bytes: &Encoded) -> Result<pallas::Base> {
+            Option::from(pallas::Base::from_repr((*bytes).into()))
+                .ok_or_else(|| Error::Proving("an element is not canonical".into()))
+        }
+
+        fn bases<const N: usize>(bytes: &[Encoded; N]) -> Result<[pallas::Base; N]> {
+            let mut elements = [pallas::Base::zero(); N];
+            for (element, bytes) in elements.iter_mut().zip(bytes) {
+                *element = base(bytes)?;
+            }
+            Ok(elements)
+        }
+
+        fn public_inputs(statement: &Statement) -> Result<Instance> {
+            Ok(Instance::from_parts(
+                base(&statement.nullifier)?,
+                base(&statement.c1.x)?,
+                base(&statement.c2.x)?,
+                pallas::Base::from(statement.proposal_id),
+                pallas::Base::from(statement.vote_decision),
+                base(&statement.root)?,
+                base(&statement.round_id)?,
+                base(&statement.c1.y)?,
+                base(&statement.c2.y)?,
+            ))
+        }
+
+        fn bundle(witness: &Witness) -> Result<share_reveal::ShareRevealBundle> {
+            Ok(share_reveal::build_share_reveal(
+                bases(&witness.path)?,
+                witness.position,
+                bases(&witness.share_comms)?,
+                base(&witness.primary_blind)?,
+                base(&witness.c1.x)?,
+                base(&witness.c2.x)?,
+                base(&witness.c1.y)?,
+                base(&witness.c2.y)?,
+                witness.share_index,
+                pallas::Base::from(witness.proposal_id),
+                pallas::Base::from(witness.vote_decision),
+                base(&witness.round_id)?,
+            ))
+        }
+
+        fn key_error(error: circuits::ProveError) -> Error {
+            Error::Circuit(format!("{}: {error}", INFO.name))
+        }
+
+        impl Circuit for Generation {
+            fn info(&self) -> &'static Info {
+                &INFO
+            }
+
+            fn fingerprint(&self) -> Result<&'static str> {
+                static FINGERPRINT: OnceLock<String> = OnceLock::new();
+                let (_, _, key) = share_reveal::share_reveal_cached_keys().map_err(key_error)?;
+                Ok(FINGERPRINT.get_or_init(|| fingerprint_of(&format!("{:?}", key.pinned()))))
+            }
+
+            fn warm(&self) -> Result<&'static str> {
+                let fingerprint = self.checked_fingerprint()?;
+                $warm().map_err(key_error)?;
+                Ok(fingerprint)
+            }
+
+            fn prove(&self, witness: &Witness) -> Result<Proved> {
+                self.checked_fingerprint()?;
+                let bundle = bundle(witness)?;
+                let proof =
+                    share_reveal::create_share_reveal_proof(bundle.circuit, &bundle.instance)
+                        .map_err(|error| Error::Proving(format!("{}: {error}", INFO.name)))?;
+                Ok(Proved {
+                    proof,
+                    nullifier: bundle.instance.share_nullifier.to_repr().into(),
+                    root: bundle.instance.vote_comm_tree_root.to_repr().into(),
+                })
+            }
+
+            fn verify(&self, proof: &[u8], statement: &Statement) -> Result<bool> {
+                self.checked_fingerprint()?;
+                if proof.len() != INFO.proof_bytes {
+                    return Ok(false);
+                }
+                let (params, _, key) =
+                    share_reveal::share_reveal_cached_keys().map_err(key_error)?;
+                let inputs = public_inputs(statement)?.to_halo2_instance();
+                let mut unread = proof;
+                let mut transcript = Blake2bRead::<_, _, Challenge255<_>>::init(&mut unread);
+                let strategy = SingleVerifier::new(params);
+                let verified =
+                    verify_proof(params, key, strategy, &[&[&inputs]], &mut transcript).is_ok();
+                Ok(verified && unread.is_empty())
+            }
+        }
+    };
+}
+pub(crate) use generation;

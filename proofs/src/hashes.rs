@@ -1,0 +1,229 @@
+//! The protocol's Poseidon hashes (P128Pow5T3, constant length), and the checks of a share that stand on them.
+
+use ff::{Field, PrimeField};
+use halo2_poseidon::{ConstantLength, Hash, P128Pow5T3};
+
+use crate::errors::{Error, Reason, Result, Rule};
+use crate::fields::{Base, Point};
+
+/// Shares that a vote is split into.
+pub const SHARES: usize = 16;
+/// Elements that the dynamic hash takes at most.
+pub const MAX_ELEMENTS: usize = 16;
+
+/// Sets a vote commitment apart from the other leaves of the tree.
+const DOMAIN_VC: u64 = 1;
+/// Sets a share's nullifier apart from other hashes.
+const SHARE_SPEND: &[u8] = b"share spend";
+
+/// Poseidon of a fixed number of elements.
+pub fn poseidon<const N: usize>(message: [Base; N]) -> Base {
+    Hash::<_, P128Pow5T3, ConstantLength<N>, 3, 2>::init().hash(message)
+}
+
+/// Poseidon of 1 to 16 elements, their number known only at run time.
+pub fn poseidon_slice(elements: &[Base]) -> Result<Base> {
+    fn fixed<const N: usize>(elements: &[Base]) -> Base {
+        let mut message = [Base::ZERO; N];
+        message.copy_from_slice(elements);
+        poseidon(message)
+    }
+    const BY_LENGTH: [fn(&[Base]) -> Base; MAX_ELEMENTS] = [
+        fixed::<1>,
+        fixed::<2>,
+        fixed::<3>,
+        fixed::<4>,
+        fixed::<5>,
+        fixed::<6>,
+        fixed::<7>,
+        fixed::<8>,
+        fixed::<9>,
+        fixed::<10>,
+        fixed::<11>,
+        fixed::<12>,
+        fixed::<13>,
+        fixed::<14>,
+        fixed::<15>,
+        fixed::<16>,
+    ];
+    match elements.len() {
+        n @ 1..=MAX_ELEMENTS => Ok(BY_LENGTH[n - 1](elements)),
+        _ => Err(Error::encoding("elements", Reason::Range)),
+    }
+}
+
+/// What a voter commits to for one share: its blind and its ciphertext.
+pub fn share_commitment(blind: Base, c1: &Point, c2: &Point) -> Base {
+    poseidon([blind, c1.x, c2.x, c1.y, c2.y])
+}
+
+/// The hash of all share commitments of a vote.
+pub fn shares_hash(share_comms: [Base; SHARES]) -> Base {
+    poseidon(share_comms)
+}
+
+/// The leaf that a cast vote puts into the tree.
+pub fn vote_commitment(
+    round_id: Base,
+    shares_hash: Base,
+    proposal_id: u64,
+    vote_decision: u64,
+) -> Base {
+    poseidon([
+        Base::from(DOMAIN_VC),
+        round_id,
+        shares_hash,
+        Base::from(proposal_id),
+        Base::from(vote_decision),
+    ])
+}
+
+/// What a reveal publishes so that a share counts once.
+pub fn share_nullifier(vote_commitment: Base, share_index: u64, blind: Base) -> Base {
+    poseidon([
+        share_spend_tag(),
+        vote_commitment,
+        Base::from(share_index),
+        blind,
+    ])
+}
+
+fn share_spend_tag() -> Base {
+    let mut bytes = [0u8; 32];
+    bytes[..SHARE_SPEND.len()].copy_from_slice(SHARE_SPEND);
+    // 11 bytes of ASCII are far below the modulus.
+    Option::from(Base::from_repr(bytes)).unwrap_or(Base::ZERO)
+}
+
+/// A share as a wallet sends it, decoded.
+pub struct Share {
+    /// The voting round.
+    pub round_id: Base,
+    /// Hash of the commitments, as the wallet claims it.
+    pub shares_hash: Base,
+    /// The commitments of all shares of the vote.
+    pub share_comms: [Base; SHARES],
+    /// Which of them this share is.
+    pub share_index: u64,
+    /// The proposal voted on.
+    pub proposal_id: u64,
+    /// The option voted for.
+    pub vote_decision: u64,
+    /// Blind of this share's commitment.
+    pub primary_blind: Base,
+    /// First half of the ciphertext.
+    pub c1: Point,
+    /// Second half of the ciphertext.
+    pub c2: Point,
+}
+
+/// What follows from a share that holds together.
+pub struct ShareIds {
+    /// The leaf that must stand at the share's position in the tree.
+    pub vote_commitment: Base,
+    /// The share's nullifier.
+    pub nullifier: Base,
+}
+
+impl Share {
+    /// `shares_hash` is the hash of `share_comms`. Two thirds of the work, and the same for all shares of a vote.
+    pub fn check_shares_hash(&self) -> Result<()> {
+        if shares_hash(self.share_comms) == self.shares_hash {
+            Ok(())
+        } else {
+            Err(Error::ShareRule(Rule::SharesHash))
+        }
+    }
+
+    /// The share's own commitment is the hash of its blind and ciphertext.
+    pub fn check_share_comm(&self) -> Result<()> {
+        check_share_comm(
+            &self.share_comms,
+            self.share_index,
+            self.primary_blind,
+            &self.c1,
+            &self.c2,
+        )
+    }
+
+    /// The ids, without any check.
+    pub fn ids(&self) -> ShareIds {
+        let vote_commitment = vote_commitment(
+            self.round_id,
+            self.shares_hash,
+            self.proposal_id,
+            self.vote_decision,
+        );
+        let nullifier = share_nullifier(vote_commitment, self.share_index, self.primary_blind);
+        ShareIds {
+            vote_commitment,
+            nullifier,
+        }
+    }
+
+    /// Both rules, then the ids.
+    pub fn check(&self) -> Result<ShareIds> {
+        self.check_shares_hash()?;
+        self.check_share_comm()?;
+        Ok(self.ids())
+    }
+}
+
+/// `share_comms[share_index]` commits to the blind and the ciphertext. The index must be in range.
+pub fn check_share_comm(
+    share_comms: &[Base; SHARES],
+    share_index: u64,
+    blind: Base,
+    c1: &Point,
+    c2: &Point,
+) -> Result<()> {
+    let claimed = share_comms.get(share_index as usize);
+    if claimed == Some(&share_commitment(blind, c1, c2)) {
+        Ok(())
+    } else {
+        Err(Error::ShareRule(Rule::ShareComm))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use circuits_k11::share_reveal::{domain_tag_share_spend, share_nullifier_hash};
+
+    fn numbers<const N: usize>(from: u64) -> [Base; N] {
+        std::array::from_fn(|i| Base::from(from + i as u64).square())
+    }
+
+    #[test]
+    fn hashes_equal_the_circuits_own() {
+        let [blind, x1, y1, x2, y2] = numbers(7);
+        let (c1, c2) = (Point { x: x1, y: y1 }, Point { x: x2, y: y2 });
+        assert_eq!(
+            share_commitment(blind, &c1, &c2),
+            circuits_k11::share_commitment(blind, x1, x2, y1, y2)
+        );
+        assert_eq!(
+            shares_hash(numbers(100)),
+            circuits_k11::shares_hash_from_comms(numbers(100))
+        );
+        assert_eq!(share_spend_tag(), domain_tag_share_spend());
+        assert_eq!(
+            share_nullifier(x1, 5, blind),
+            share_nullifier_hash(x1, Base::from(5), blind)
+        );
+    }
+
+    #[test]
+    fn dynamic_length_is_constant_length() {
+        assert_eq!(
+            poseidon_slice(&numbers::<5>(3)),
+            Ok(poseidon(numbers::<5>(3)))
+        );
+        assert_eq!(
+            poseidon_slice(&numbers::<16>(3)),
+            Ok(poseidon(numbers::<16>(3)))
+        );
+        assert!(poseidon_slice(&[]).is_err());
+        assert!(poseidon_slice(&numbers::<17>(3)).is_err());
+    }
+}

@@ -1,0 +1,16 @@
+//! Share-reveal proofs, hashes, commitment tree and ElGamal of shielded voting: bytes in, bytes out.
+//!
+//! The Python package `proofs` is the only user; its facade documents what each function means.
+
+pub mod circuit;
+pub mod elgamal;
+pub mod errors;
+pub mod fields;
+pub mod guard;
+pub mod hashes;
+pub mod k10;
+pub mod k11;
+pub mod tree;
+
+#[cfg(feature = "python")]
+mod binding;

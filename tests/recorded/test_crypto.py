@@ -1,0 +1,156 @@
+"""The recorded round: 16 real shares, the real tree, 16 real proofs that a chain accepted."""
+
+from __future__ import annotations
+
+import random
+from base64 import b64decode
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+import proofs
+
+CIRCUIT = "k11"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One share of the round: what the wallet posted, and what the chain took."""
+
+    payload: dict[str, Any]
+    position: int
+    proof: bytes
+    statement: proofs.Statement
+    anchor_height: int
+
+
+@pytest.fixture(scope="session")
+def tree(recorded_exchanges: list[dict[str, Any]]) -> proofs.CommitmentTree:
+    tree = proofs.CommitmentTree()
+    leaves = next(row for row in recorded_exchanges if row["name"] == "leaves")
+    for block in leaves["response"]["blocks"]:
+        assert block.get("start_index", 0) == len(tree)
+        tree.append(b"".join(b64decode(leaf) for leaf in block["leaves"]))
+    return tree
+
+
+@pytest.fixture(scope="session")
+def latest(recorded_exchanges: list[dict[str, Any]]) -> dict[str, Any]:
+    row = next(row for row in recorded_exchanges if row["name"] == "tree, latest")
+    latest: dict[str, Any] = row["response"]["tree"]
+    return latest
+
+
+@pytest.fixture(scope="session")
+def round_of_shares(
+    recorded_shares: list[dict[str, Any]],
+    recorded_reveals: list[dict[str, Any]],
+    latest: dict[str, Any],
+) -> list[Recorded]:
+    """Shares and reveals, brought together by ciphertext: reveals stand in the order of inclusion."""
+    reveals = {b64decode(row["request"]["enc_share"]): row["request"] for row in recorded_reveals}
+    recorded = []
+    for share in recorded_shares:
+        enc_share = share["enc_share"]
+        c1, c2 = b64decode(enc_share["c1"]), b64decode(enc_share["c2"])
+        reveal = reveals[c1 + c2]
+        round_id = bytes.fromhex(share["vote_round_id"])
+        payload = {
+            "round_id": round_id,
+            "share_comms": b"".join(b64decode(comm) for comm in share["share_comms"]),
+            "share_index": enc_share.get("share_index", 0),
+            "proposal_id": share["proposal_id"],
+            "vote_decision": share["vote_decision"],
+            "primary_blind": b64decode(share["primary_blind"]),
+            "c1": c1,
+            "c2": c2,
+            "shares_hash": b64decode(share["shares_hash"]),
+        }
+        statement = proofs.Statement(
+            nullifier=b64decode(reveal["share_nullifier"]),
+            c1=c1,
+            c2=c2,
+            proposal_id=reveal["proposal_id"],
+            vote_decision=reveal["vote_decision"],
+            root=b64decode(latest["root"]),
+            round_id=b64decode(reveal["vote_round_id"]),
+        )
+        height = reveal["vote_comm_tree_anchor_height"]
+        recorded.append(
+            Recorded(payload, share["tree_position"], b64decode(reveal["proof"]), statement, height)
+        )
+    return recorded
+
+
+def test_the_recorded_leaves_have_the_recorded_root(
+    tree: proofs.CommitmentTree, latest: dict[str, Any]
+) -> None:
+    assert len(tree) == latest["next_index_at_root"] == 3
+    assert tree.root() == b64decode(latest["root"])
+
+
+def test_all_shares_pass_the_checks_and_have_the_recorded_nullifiers(
+    round_of_shares: list[Recorded], tree: proofs.CommitmentTree
+) -> None:
+    for share in round_of_shares:
+        checked = proofs.check_share(**share.payload)
+        assert checked.nullifier == share.statement.nullifier
+        assert checked.vote_commitment == tree.leaf(share.position)
+    assert len({share.statement.nullifier for share in round_of_shares}) == 16
+    assert {share.position for share in round_of_shares} == {2}
+
+
+def test_all_recorded_proofs_verify(round_of_shares: list[Recorded], latest: dict[str, Any]) -> None:
+    for share in round_of_shares:
+        assert share.anchor_height == latest["height"]
+        assert proofs.verify(CIRCUIT, share.proof, share.statement)
+
+
+def test_one_flipped_bit_is_refused(round_of_shares: list[Recorded]) -> None:
+    rng = random.Random(84)
+    for share in round_of_shares:
+        flipped = bytearray(share.proof)
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+        assert not proofs.verify(CIRCUIT, bytes(flipped), share.statement)
+
+
+def test_other_bytes_and_the_other_circuit_are_refused(round_of_shares: list[Recorded]) -> None:
+    for share in round_of_shares:
+        assert not proofs.verify(CIRCUIT, share.proof + b"\0", share.statement)
+        assert not proofs.verify(CIRCUIT, share.proof[:-1], share.statement)
+        assert not proofs.verify("k10", share.proof, share.statement)
+
+
+def test_the_proof_of_one_share_proves_no_other(round_of_shares: list[Recorded]) -> None:
+    for share, other in zip(round_of_shares, round_of_shares[1:] + round_of_shares[:1], strict=True):
+        assert not proofs.verify(CIRCUIT, share.proof, other.statement)
+
+
+def test_every_public_input_is_bound(round_of_shares: list[Recorded]) -> None:
+    share, other = round_of_shares[:2]
+    statement = share.statement
+    changes: list[dict[str, Any]] = [
+        {"nullifier": other.statement.nullifier},
+        {"c1": other.statement.c1},
+        {"c2": other.statement.c2},
+        {"c1": statement.c1[:31] + bytes([statement.c1[31] ^ 0x80])},
+        {"proposal_id": 2},
+        {"vote_decision": 0},
+        {"root": proofs.EMPTY_ROOT},
+        {"round_id": statement.nullifier},
+    ]
+    for change in changes:
+        assert not proofs.verify(CIRCUIT, share.proof, replace(statement, **change)), change
+
+
+@pytest.mark.parametrize("circuit", proofs.CIRCUITS)
+def test_a_recorded_share_can_be_proven_again(
+    circuit: str, round_of_shares: list[Recorded], tree: proofs.CommitmentTree
+) -> None:
+    share = round_of_shares[7]
+    witness = {name: value for name, value in share.payload.items() if name != "shares_hash"}
+    proved = proofs.prove(circuit, path=tree.path(share.position), position=share.position, **witness)
+    assert (proved.nullifier, proved.root) == (share.statement.nullifier, share.statement.root)
+    assert proved.proof != share.proof
+    assert proofs.verify(circuit, proved.proof, share.statement)

@@ -1,0 +1,132 @@
+"""Every malformed field is a typed error that names it, and nothing malformed is taken."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import proofs
+from tests.unit.proofs.votes import MODULUS, Vote, element, off_curve_point, seeded_element
+
+ELEMENTS = {
+    "round_id": "vote_round_id",
+    "shares_hash": "shares_hash",
+    "primary_blind": "primary_blind",
+}
+POINTS = {"c1": "enc_share.c1", "c2": "enc_share.c2"}
+WRONG_LENGTHS = [b"", bytes(31), bytes(33)]
+
+
+def check(vote: Vote, /, **changes: Any) -> proofs.ShareCheck:
+    """Share 4 of the vote, with changes."""
+    fields = {**vote.witness(4), "shares_hash": vote.shares_hash, **changes}
+    return proofs.check_share(**fields)
+
+
+def refusal(vote: Vote, **changes: Any) -> tuple[str, str]:
+    with pytest.raises(proofs.EncodingError) as caught:
+        check(vote, **changes)
+    return caught.value.field, caught.value.reason
+
+
+def test_a_good_share_gives_its_ids(vote: Vote) -> None:
+    checked = check(vote)
+    assert checked.vote_commitment == vote.commitment
+    assert checked.nullifier == proofs.share_nullifier(vote.commitment, 4, vote.blinds[4])
+    shares = [check(vote, **vote.witness(index)) for index in range(16)]
+    assert len({share.nullifier for share in shares}) == 16
+
+
+@pytest.mark.parametrize(("argument", "field"), [*ELEMENTS.items(), *POINTS.items()])
+def test_lengths_and_modulus(vote: Vote, argument: str, field: str) -> None:
+    for value in WRONG_LENGTHS:
+        assert refusal(vote, **{argument: value}) == (field, "length")
+    for value in (element(MODULUS), element(MODULUS + 5), b"\xff" * 32):
+        assert refusal(vote, **{argument: value}) == (field, "non-canonical")
+
+
+@pytest.mark.parametrize(("argument", "field"), POINTS.items())
+def test_points(vote: Vote, argument: str, field: str) -> None:
+    assert refusal(vote, **{argument: off_curve_point()}) == (field, "off-curve")
+    assert refusal(vote, **{argument: bytes(32)}) == (field, "identity")
+
+
+@pytest.mark.parametrize("index", [0, 3, 15])
+def test_one_bad_commitment_is_named(vote: Vote, index: int) -> None:
+    bad = bytearray(vote.share_comms)
+    bad[32 * index : 32 * index + 32] = element(MODULUS)
+    assert refusal(vote, share_comms=bytes(bad)) == (f"share_comms[{index}]", "non-canonical")
+
+
+@pytest.mark.parametrize("length", [0, 31, 32, 480, 511, 513, 544])
+def test_sixteen_commitments(vote: Vote, length: int) -> None:
+    assert refusal(vote, share_comms=bytes(length)) == ("share_comms", "length")
+
+
+@pytest.mark.parametrize(
+    ("argument", "field", "limit"),
+    [
+        ("share_index", "enc_share.share_index", 16),
+        ("proposal_id", "proposal_id", 2**32),
+        ("vote_decision", "vote_decision", 2**32),
+    ],
+)
+def test_ranges(vote: Vote, argument: str, field: str, limit: int) -> None:
+    for value in (-1, limit, 2**64, -(2**64), 10**40):
+        assert refusal(vote, **{argument: value}) == (field, "range")
+
+
+def test_wrong_types_are_type_errors(vote: Vote) -> None:
+    wrong: list[dict[str, Any]] = [{"c1": "text"}, {"share_index": 1.0}, {"share_index": None}]
+    for changes in [*wrong, {"round_id": None}]:
+        with pytest.raises(TypeError):
+            check(vote, **changes)
+
+
+def test_fields_that_do_not_belong_together(vote: Vote) -> None:
+    def rule(**changes: Any) -> str:
+        with pytest.raises(proofs.ShareRuleError) as caught:
+            check(vote, **changes)
+        return caught.value.rule
+
+    c1, c2 = vote.ciphertexts[4]
+    swapped = vote.share_comms[32:64] + vote.share_comms[:32] + vote.share_comms[64:]
+    assert rule(shares_hash=seeded_element("another")) == "shares_hash"
+    assert rule(share_comms=swapped) == "shares_hash"
+    assert rule(share_index=5) == "share_comm"
+    assert rule(primary_blind=seeded_element("another")) == "share_comm"
+    assert rule(c1=c2, c2=c1) == "share_comm"
+    # The negated point has the same x-coordinate.
+    assert rule(c1=c1[:31] + bytes([c1[31] ^ 0x80])) == "share_comm"
+
+
+def test_encodings_come_before_rules(vote: Vote) -> None:
+    assert refusal(vote, shares_hash=seeded_element("x"), c2=bytes(32)) == ("enc_share.c2", "identity")
+
+
+def test_single_fields() -> None:
+    proofs.check_encoding("f", element(MODULUS - 1))
+    proofs.check_encoding("f", element(0))
+    proofs.check_point("p", proofs.elgamal_keygen(b"")[1])
+    with pytest.raises(proofs.EncodingError) as caught:
+        proofs.check_encoding("share_comms[7]", element(MODULUS))
+    assert (caught.value.field, caught.value.reason) == ("share_comms[7]", "non-canonical")
+    with pytest.raises(proofs.EncodingError, match=r"^enc_share\.c1: identity$"):
+        proofs.check_point("enc_share.c1", bytes(32))
+
+
+def test_errors_quote_no_value_and_survive_pickling(vote: Vote) -> None:
+    secret = element(MODULUS + 0xDEADBEEF)
+    for changes in ({"primary_blind": secret}, {"primary_blind": seeded_element("secret")}):
+        with pytest.raises(proofs.ProofsError) as caught:
+            check(vote, **changes)
+        text = f"{caught.value!s} {caught.value!r}"
+        assert secret.hex() not in text
+        assert "efbeadde" not in text
+        assert "deadbeef" not in text.lower()
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is type(caught.value)
+        assert vars(again) == vars(caught.value)
+        assert str(again) == str(caught.value)
