@@ -1,0 +1,9 @@
+"""The HTTP routes: wallets over TCP, operators over an owner-only socket. One module a subject.
+
+app.py       the wallets' application, put together
+wallet.py    what wallets ask
+body.py      reading a request's body within its limits
+guard.py     around every request: CORS, tokens, and errors as JSON
+operator.py  what operators ask
+views.py     the JSON that operators get, the same from the daemon and from the file
+"""

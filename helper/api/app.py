@@ -1,0 +1,39 @@
+"""The application that wallets talk to, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
+from helper.api.wallet import WalletView, wallet_routes
+
+
+def make_app(
+    view: WalletView,
+    *,
+    api_token: str = "",
+    expose_queue_status: bool = False,
+    more: Sequence[BaseRoute] = (),
+) -> ASGIApp:
+    """The wallets' application.
+
+    Args:
+        view: what the routes look at.
+        api_token: what wallets must send in X-Helper-Token; empty asks for nothing.
+        expose_queue_status: whether the counts are served.
+        more: routes of other parts of the product, matched after the wallets'.
+    """
+    routes = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
+    return wrapped([*routes, *more])
+
+
+def wrapped(routes: Sequence[BaseRoute]) -> ASGIApp:
+    """Routes with everything around them that every request gets."""
+    app = Starlette(routes=list(routes), exception_handlers=dict(EXCEPTION_HANDLERS))
+    # a path with a slash too many is a path that does not exist, not a redirect to elsewhere
+    app.router.redirect_slashes = False
+    return LastResort(Cors(app))

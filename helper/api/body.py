@@ -1,0 +1,86 @@
+"""Reading a request's body: so many bytes, so many seconds, and so much memory for all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from helper.wire import MAX_BODY
+
+BODY_SECONDS: Final = 8.0
+"""A body must be here in this time, so that a slow client is cut off within 10 s all in all."""
+MAX_BUFFERED: Final = 64 << 20
+"""Bytes of all bodies that are being read at once."""
+
+DRAIN_SECONDS: Final = 1.0
+DRAIN_BYTES: Final = 4 << 20
+"""How long and how far a body that is too large is read on, so that its sender can read the answer."""
+
+_CLOSE: Final = {"Connection": "close"}
+"""After a body that was not read to its end the connection is of no more use."""
+
+
+class BodyReader:
+    """Reads bodies for one application.
+
+    Args:
+        limit: bytes of the largest body.
+        seconds: longest time that one body may take.
+        budget: bytes of all bodies together that may be in memory while they are read.
+    """
+
+    def __init__(
+        self, limit: int = MAX_BODY, seconds: float = BODY_SECONDS, budget: int = MAX_BUFFERED
+    ) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._budget = budget
+        self._buffered = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body.
+
+        Raises:
+            HTTPException: 413 as soon as it is known to be too large, 408 when it is too slow, 429 when too
+                much is being read at once.
+            ClientDisconnect: the client went away.
+        """
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > self._limit:
+            raise await self._too_large(request, request.stream())
+        chunks: list[bytes] = []
+        size = 0
+        stream = request.stream()
+        try:
+            with anyio.fail_after(self._seconds):
+                async for chunk in stream:
+                    size += len(chunk)
+                    self._buffered += len(chunk)
+                    if size > self._limit:
+                        raise await self._too_large(request, stream)
+                    if self._buffered > self._budget:
+                        raise HTTPException(429, "too much at once, come again", _CLOSE)
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come within {self._seconds:g} s", _CLOSE) from None
+        finally:
+            self._buffered -= size
+        return b"".join(chunks)
+
+    async def _too_large(self, request: Request, stream: AsyncIterator[bytes]) -> HTTPException:
+        """The refusal, after a moment of reading on into nothing.
+
+        A connection that is closed with bytes unread is reset, and the client may lose the answer with it.
+        """
+        if "expect" not in request.headers:
+            drained = 0
+            with anyio.move_on_after(DRAIN_SECONDS):
+                async for chunk in stream:
+                    drained += len(chunk)
+                    if drained > DRAIN_BYTES:
+                        break
+        return HTTPException(413, f"body: is larger than {self._limit} bytes", _CLOSE)

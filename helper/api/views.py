@@ -1,0 +1,173 @@
+"""The JSON that operators get, the same from the running daemon and from the file. Pure.
+
+Each record is written out field by field: what is not named here is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from helper.share import ShareState
+from helper.store.base import DamagedShare, QueueEntry, QueueFilter, QueueStory
+
+Source = Literal["daemon", "file"]
+Counts = Mapping[bytes, Mapping[ShareState, int]]
+
+LIST_LIMIT = 100
+"""Entries that a list has unless asked otherwise."""
+MAX_LIST = 10_000
+
+
+def list_json(entries: Sequence[QueueEntry], *, source: Source) -> dict[str, Any]:
+    """`queue list`."""
+    return {"source": source, "shares": [entry_json(entry) for entry in entries]}
+
+
+def story_json(story: QueueStory, *, source: Source) -> dict[str, Any]:
+    """`queue show`: one share's whole story, without its witness."""
+    entry = story.entry
+    cannot_count = story.vote_end_time is not None and entry.submit_at == story.vote_end_time
+    return {
+        "source": source,
+        **entry_json(entry),
+        "received": _seconds(story.received_ms),
+        "vote_end_time": story.vote_end_time,
+        "cannot_count": cannot_count,
+        "attempts_by_stage": dict(story.attempts_by_stage),
+        "history": [
+            {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.counted}
+            for event in story.history
+        ],
+        "transaction": _transaction(story),
+    }
+
+
+def stats_json(
+    counts: Counts,
+    damaged: Sequence[DamagedShare],
+    *,
+    source: Source,
+    service: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """`queue stats`: counts by round and in total, and `service`, which only the daemon knows."""
+    rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
+    totals = {state: sum(states.get(state, 0) for states in counts.values()) for state in ShareState}
+    return {
+        "source": source,
+        "total": counts_json(totals),
+        "rounds": rounds,
+        "damaged": [
+            {"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged
+        ],
+        **({} if service is None else {"service": dict(service)}),
+    }
+
+
+def entry_json(entry: QueueEntry) -> dict[str, Any]:
+    """One line of a list; times in unix seconds."""
+    return {
+        "ref": entry.ref,
+        "round": entry.round_id.hex(),
+        "state": state_name(entry.state),
+        "submit_at": entry.submit_at,
+        "due": _seconds(entry.due_ms),
+        "attempts": entry.attempts,
+        "crashes": entry.crashes,
+        "stage": entry.stage,
+        "note": entry.note,
+        "damaged": entry.damaged,
+    }
+
+
+def counts_json(states: Mapping[ShareState, int]) -> dict[str, int]:
+    """Counts by state's name, and their sum."""
+    named = {state_name(state): states.get(state, 0) for state in ShareState}
+    return {"total": sum(named.values()), **named}
+
+
+def state_name(state: int) -> str:
+    """The state in lower case; a number that is none as it is (a damaged row may hold any)."""
+    try:
+        return ShareState(state).name.lower()
+    except ValueError:
+        return str(state)
+
+
+def parse_filter(
+    round_hex: str | None, state: str | None, due_before: str | None, stage: str | None
+) -> QueueFilter:
+    """What an operator asked to see; empty is as good as absent.
+
+    Args:
+        round_hex: 64 hex characters.
+        state: a state's name, in any case.
+        due_before: unix seconds.
+        stage: the stage of the latest note.
+
+    Raises:
+        ValueError: one of them is not that; the text names it.
+    """
+    return QueueFilter(
+        round_id=_round_id(round_hex) if round_hex else None,
+        state=_state(state) if state else None,
+        due_before_ms=_due_ms(due_before) if due_before else None,
+        stage=stage or None,
+    )
+
+
+def parse_limit(text: str | None) -> int:
+    """How many entries to list.
+
+    Raises:
+        ValueError: it is not a number from 1 to 10,000.
+    """
+    if not text:
+        return LIST_LIMIT
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST):
+        raise ValueError(f"limit must be a number from 1 to {MAX_LIST}")
+    return int(text)
+
+
+def _round_id(text: str) -> bytes:
+    try:
+        round_id = bytes.fromhex(text)
+    except ValueError:
+        round_id = b""
+    if len(round_id) != 32:
+        raise ValueError("round must be 64 hex characters")
+    return round_id
+
+
+def _state(text: str) -> ShareState:
+    try:
+        return ShareState[text.upper()]
+    except KeyError:
+        names = ", ".join(state.name.lower() for state in ShareState)
+        raise ValueError(f"state must be one of {names}") from None
+
+
+def _due_ms(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise ValueError("due_before must be a time in unix seconds")
+    return int(text) * 1000
+
+
+def _transaction(story: QueueStory) -> dict[str, Any] | None:
+    """What is known of the share's transaction while there is one."""
+    if story.tx_hash is None:
+        return None
+    return {
+        "hash": story.tx_hash.hex().upper(),
+        "anchor_height": story.anchor_height,
+        "circuit": story.circuit,
+        "sends": story.sends,
+        "first_sent_height": story.first_sent_height,
+        "last_sent_height": story.last_sent_height,
+        "last_endpoint": story.last_endpoint,
+        "last_outcome": story.last_outcome,
+    }
+
+
+def _seconds(milliseconds: int) -> float:
+    return milliseconds / 1000

@@ -1,0 +1,152 @@
+"""What wallets ask: to take a share, how a share stands, whether this helper works, a round's counts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helper import wire
+from helper.api.body import BodyReader
+from helper.api.guard import TOKEN_HEADER, JsonResponse, token_matches
+from helper.chain.models import Round
+from helper.share import Share, ShareState
+from helper.store.base import Enqueued
+
+PREFIX: Final = "/shielded-vote/v1"
+STARTING: Final = "starting"
+
+
+class Taker(Protocol):
+    """Takes shares; `helper.intake.Intake` is one."""
+
+    async def accept(self, share: Share) -> Enqueued:
+        """Check and keep a share, or raise ShareRefused."""
+        ...
+
+
+class Queue(Protocol):
+    """The part of the store that wallets' questions need."""
+
+    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        """Whether the chain has counted this nullifier."""
+        ...
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        """Shares by round and state."""
+        ...
+
+
+class ActiveRounds(Protocol):
+    """The part of the round book that the status needs."""
+
+    def active(self) -> Sequence[Round]:
+        """The rounds that are ACTIVE."""
+        ...
+
+
+class Anchor(Protocol):
+    """A root that proofs may be made against."""
+
+    @property
+    def height(self) -> int:
+        """Height at which the chain stored it."""
+        ...
+
+
+class Anchors(Protocol):
+    """The part of the tree keeper that the status needs."""
+
+    def size(self, round_id: bytes) -> int:
+        """Leaves known of a round's tree."""
+        ...
+
+    def anchor(self, round_id: bytes) -> Anchor | None:
+        """The newest root known of it, None before the first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WalletView:
+    """What the wallets' routes look at.
+
+    Attributes:
+        intake: takes shares.
+        store: answers how shares stand.
+        rounds: the active rounds.
+        trees: their trees.
+        ready: whether the service has started in full (keys warm, chain known); until then it answers 503.
+    """
+
+    intake: Taker
+    store: Queue
+    rounds: ActiveRounds
+    trees: Anchors
+    ready: Callable[[], bool]
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool) -> list[Route]:
+    """The routes, with a token where one is set (empty: none)."""
+    bodies = BodyReader()
+
+    async def take(request: Request) -> Response:
+        share = wire.parse_share(await bodies.read(request))
+        outcome = await view.intake.accept(share)
+        return JsonResponse({"status": outcome.value})
+
+    async def share_status(request: Request) -> Response:
+        round_id = wire.parse_hex32("round_id", request.path_params["round_id"])
+        nullifier = wire.parse_hex32("nullifier", request.path_params["nullifier"])
+        confirmed = await view.store.is_spent(round_id, nullifier)
+        return JsonResponse(wire.share_status_answer(confirmed=confirmed))
+
+    async def status(_request: Request) -> Response:
+        if not view.ready():
+            return JsonResponse({"status": STARTING}, 503)
+        return JsonResponse(_status_of(view))
+
+    async def queue_status(_request: Request) -> Response:
+        return JsonResponse(wire.queue_status_answer(await view.store.counts()))
+
+    def guarded(handler: Handler) -> Handler:
+        return with_token(handler, api_token)
+
+    share_path = "/share-status/{round_id}/{nullifier}"
+    routes = [
+        Route(f"{PREFIX}/shares", guarded(take), methods=["POST"]),
+        Route(f"{PREFIX}{share_path}", guarded(share_status), methods=["GET"]),
+        Route(f"{PREFIX}/status", status, methods=["GET"]),
+    ]
+    if expose_queue_status:
+        routes.append(Route(f"{PREFIX}/queue-status", guarded(queue_status), methods=["GET"]))
+    return routes
+
+
+def with_token(handler: Handler, token: str) -> Handler:
+    """The handler, behind a token where one is set; without it 401, before the body is read."""
+    if not token:
+        return handler
+
+    async def checked(request: Request) -> Response:
+        if not token_matches(request.headers.get(TOKEN_HEADER), token):
+            raise HTTPException(401, f"{TOKEN_HEADER} is missing or wrong")
+        return await handler(request)
+
+    return checked
+
+
+def _status_of(view: WalletView) -> dict[str, object]:
+    """The status with the tree of the newest active round; zeros when there is none."""
+    newest = max(view.rounds.active(), key=lambda r: r.created_at_height, default=None)
+    if newest is None:
+        return wire.status_answer(0, 0)
+    anchor = view.trees.anchor(newest.round_id)
+    return wire.status_answer(view.trees.size(newest.round_id), anchor.height if anchor else 0)

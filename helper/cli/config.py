@@ -1,0 +1,102 @@
+"""`svote-helper config`: write a settings file, show what is in force, check it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.settings import ConfigOption, JsonOption, read_settings
+from helper.config import Loaded, Problem, SettingsError
+from helper.config.example import example
+from helper.config.text import SECTIONS, shown, to_toml
+
+app = typer.Typer(help="The settings.")
+
+
+@app.command()
+def init(
+    output: Annotated[Path, typer.Option("--output", help="Where to write it.")] = Path("helper.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a settings file with every key, its explanation and its default."""
+    mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (0 if force else os.O_EXCL)
+    try:
+        with open(os.open(output, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+            os.fchmod(file.fileno(), 0o600)  # it may come to hold tokens
+            file.write(example())
+    except FileExistsError:
+        fail(f"{output} is there already; --force replaces it")
+    except OSError as error:
+        fail(f"{output} cannot be written: {error.strerror}")
+    say(f"wrote {output}")
+
+
+@app.command()
+def show(
+    config: ConfigOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Tell where each value comes from.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show the settings that are in force; secrets are not shown."""
+    loaded = read_settings(config)
+    if json:
+        emit_json(_as_json(loaded, origin=origin))
+        return
+    for section, keys in _values(loaded).items():
+        typer.echo(f"[{section}]")
+        for key, value in keys.items():
+            where = f"  # {loaded.origins[f'{section}.{key}']}" if origin else ""
+            typer.echo(f"{key} = {to_toml(value)}{where}")
+        typer.echo("")
+
+
+@app.command()
+def validate(
+    file: Annotated[Path | None, typer.Argument(help="The file to check.", show_default=False)] = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check the settings and tell every problem at once; exit code 1 if there is any."""
+    problems: tuple[Problem, ...] = ()
+    path = None
+    try:
+        path = read_settings(file or config).path
+    except SettingsError as error:
+        problems = error.problems
+    for problem in problems:
+        say(str(problem))
+    if json:
+        emit_json({"ok": not problems, "problems": [_problem_json(problem) for problem in problems]})
+    elif not problems:
+        say(f"{path or 'the defaults'}: ok")
+    if problems:
+        raise typer.Exit(Exit.FAILURE)
+
+
+def _values(loaded: Loaded) -> dict[str, dict[str, Any]]:
+    """All settings as they may be shown."""
+    return {
+        section: {key: shown(section, key, getattr(getattr(loaded.config, section), key)) for key in keys}
+        for section, keys in SECTIONS.items()
+    }
+
+
+def _as_json(loaded: Loaded, *, origin: bool) -> dict[str, Any]:
+    answer: dict[str, Any] = {"path": str(loaded.path) if loaded.path else None, "settings": _values(loaded)}
+    if origin:
+        answer["origins"] = {name: str(where) for name, where in loaded.origins.items()}
+    return answer
+
+
+def _problem_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "source": problem.source,
+        "line": problem.line,
+        "key": problem.key,
+        "message": problem.message,
+        "nearest": problem.nearest,
+    }

@@ -1,0 +1,81 @@
+"""`svote-helper`: joins the commands, and turns errors into a line and an exit code.
+
+Only the module of the command that was asked for is loaded, so that the others' libraries cost nothing and a
+command works while another cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import typer
+
+from helper.cli.output import Exit, say
+from helper.errors import HelperError
+
+COMMANDS: Final = {
+    "serve": "helper.cli.serve",
+    "devnet": "helper.cli.devnet",
+    "demo": "helper.cli.demo",
+    "wallet": "helper.cli.wallet",
+    "queue": "helper.cli.queue",
+    "config": "helper.cli.config",
+    "version": "helper.cli.version",
+}
+"""Each command and the module whose `app` (a Typer) it is, in the order of the help.
+
+An `app` with a single command and no callback is that command itself, else it is a group.
+"""
+INTERRUPTED: Final = 130
+
+_HELP: Final = "Keeps encrypted vote shares, and proves and reveals each at the second its wallet chose."
+
+
+def make_cli(arguments: Sequence[str]) -> typer.Typer:
+    """The command line for these arguments: with the command that they name, or with all (for the help)."""
+    cli = typer.Typer(
+        name="svote-helper",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    # without a callback a single command would lose its name
+    cli.callback()(_root)
+    asked = next((word for word in arguments if not word.startswith("-")), "")
+    for name in [asked] if asked in COMMANDS else COMMANDS:
+        if importlib.util.find_spec(COMMANDS[name]) is not None:
+            _add(cli, name)
+    return cli
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        make_cli(given)(args=given, prog_name="svote-helper")
+    except HelperError as error:
+        say(f"{error}\n{error.advice}")
+        sys.exit(Exit.FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(Exit.OK)
+
+
+def _root() -> None:
+    """Nothing of its own; the commands do the work."""
+
+
+def _add(cli: typer.Typer, name: str) -> None:
+    """Load a command's module and join its app."""
+    app: typer.Typer = importlib.import_module(COMMANDS[name]).app
+    if len(app.registered_commands) == 1 and not app.registered_groups and app.registered_callback is None:
+        command = app.registered_commands[0]
+        command.name = name
+        cli.registered_commands.append(command)
+    else:
+        cli.add_typer(app, name=name, no_args_is_help=True)

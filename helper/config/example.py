@@ -1,0 +1,32 @@
+"""The commented settings file, made from the model: `helper.toml.example`, and what `config init` writes."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from helper.config.model import Config
+from helper.config.text import SECTIONS, to_toml
+
+_WIDTH: Final = 100
+_HEAD: Final = """\
+# Settings of svote-helper. Every key stands here with its default; take the # away from what you change.
+# Each can also be set in the environment, as SVOTE_HELPER_<SECTION>_<KEY> (lists separated by commas).
+# `svote-helper config validate` checks this file, `svote-helper config show --origin` tells what is in force.
+"""
+
+
+def example() -> str:
+    """The whole file. `# ` begins an explanation, `#` without a space a setting at its default."""
+    parts = [_HEAD]
+    for section, fields in SECTIONS.items():
+        model = Config.model_fields[section].annotation
+        assert isinstance(model, type)
+        block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
+        for key, field in fields.items():
+            block += [
+                f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)
+            ]
+            block += [f"#{key} = {to_toml(field.default)}", ""]
+        parts.append("\n".join(block))
+    return "\n".join(parts).rstrip("\n") + "\n"

@@ -1,0 +1,79 @@
+"""Where the keys of a TOML file stand: people need line numbers, and the standard parser gives none.
+
+This is not a second parser: it runs over files that the real one has accepted, and only finds `[section]`
+headers and `key =` at the start of lines, outside brackets and multi-line strings. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_BARE: Final = r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'"
+_DOTTED: Final = rf"(?:{_BARE})(?:\s*\.\s*(?:{_BARE}))*"
+_HEADER: Final = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
+_KEY: Final = re.compile(rf"\s*({_DOTTED})\s*=(.*)")
+_PART: Final = re.compile(_BARE)
+_STRING: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
+_SYNTAX: Final = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
+
+Path = tuple[str, ...]
+
+
+def key_lines(text: str) -> dict[Path, int]:
+    """The line (from 1) of each section and key, by its full path: `("helper",)`, `("helper", "port")`."""
+    found: dict[Path, int] = {}
+    section: Path = ()
+    depth = 0
+    quote = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if quote:
+            quote = "" if quote in line else quote
+            continue
+        if depth:
+            depth += _nesting(line)
+            continue
+        if header := _HEADER.match(line):
+            section = _parts(header[1])
+            found.setdefault(section, number)
+            continue
+        if entry := _KEY.match(line):
+            path = section + _parts(entry[1])
+            for length in range(1, len(path) + 1):
+                found.setdefault(path[:length], number)
+            quote = _opened(entry[2])
+            depth = 0 if quote else _nesting(entry[2])
+    return found
+
+
+def line_of(lines: dict[Path, int], path: Path) -> int | None:
+    """The line of a key, else of what it stands in, else None."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def syntax_error(message: str, text: str) -> tuple[int, str]:
+    """Line and text of a message of the standard library's TOML parser."""
+    match = _SYNTAX.search(message)
+    line = int(match[1]) if match and match[1] else max(1, len(text.splitlines()))
+    return line, _SYNTAX.sub("", message).strip()
+
+
+def _parts(dotted: str) -> Path:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
+
+
+def _opened(value: str) -> str:
+    """The multi-line quote that a value opens and does not close, or nothing."""
+    for quote in ('"""', "'''"):
+        if value.count(quote) % 2:
+            return quote
+    return ""
+
+
+def _nesting(line: str) -> int:
+    """How many brackets a line opens more than it closes, outside strings and comments."""
+    bare = _STRING.sub("", line).split("#", 1)[0]
+    return sum(bare.count(bracket) for bracket in "[{") - sum(bare.count(bracket) for bracket in "]}")

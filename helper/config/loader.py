@@ -1,0 +1,268 @@
+"""Reading the settings from file, environment and flags, and telling every problem at once."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError
+
+from helper.config import lines as toml_lines
+from helper.config.model import Config
+from helper.config.text import SECTIONS, explain, from_text
+from helper.errors import ConfigError
+
+ENV_PREFIX: Final = "SVOTE_HELPER_"
+ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
+DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
+
+Key = tuple[str, str]
+"""Section and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the settings.
+
+    Attributes:
+        source: the file, the environment variable, or the flag.
+        line: the file's line, from 1; None where there is none.
+        key: `section.key`, a section, or the variable's name; empty when it is about the whole file.
+        message: what is wrong.
+        nearest: a known name that is close to an unknown one.
+    """
+
+    source: str
+    line: int | None
+    key: str
+    message: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        """One line for people: `helper.toml:3: helper.prot: unknown key, did you mean helper.port?`."""
+        place = self.source if self.line is None else f"{self.source}:{self.line}"
+        what = f"{self.key}: {self.message}" if self.key and self.key != place else self.message
+        hint = f", did you mean {self.nearest}?" if self.nearest else ""
+        return f"{place}: {what}{hint}"
+
+
+class SettingsError(ConfigError):
+    """The settings are wrong in one or more places; all of them are in `problems`."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: the kind, and the file with its line, the variable or the flag."""
+
+    kind: Literal["default", "file", "env", "flag"]
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """`default`, `helper.toml:3`, `env SVOTE_HELPER_HELPER_PORT` or `flag helper.port`."""
+        return (
+            self.kind
+            if self.kind == "default"
+            else self.detail
+            if self.kind == "file"
+            else f"{self.kind} {self.detail}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings, the file that they were read from (None: no file), and the origin of every value."""
+
+    config: Config
+    path: Path | None
+    origins: Mapping[str, Origin]
+
+
+def find_file(
+    explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES
+) -> Path | None:
+    """The file to read: the one named, `$SVOTE_HELPER_CONFIG`, the first candidate that is there, or none.
+
+    A file that was named is returned also when it is not there, so that reading it says so.
+    """
+    if explicit is not None:
+        return explicit
+    if env.get(ENV_FILE):
+        return Path(env[ENV_FILE])
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load(
+    path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Config:
+    """The settings from a file, the environment and flags; see `load_traced`."""
+    return load_traced(path, env, flags).config
+
+
+def load_traced(
+    path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Read and check everything.
+
+    Args:
+        path: the TOML file, or None for none (see `find_file`).
+        env: the environment; only names beginning with SVOTE_HELPER_ are looked at.
+        flags: values given on the command line by `section.key`; None means that the flag was not given.
+
+    Raises:
+        SettingsError: with every problem of all three.
+    """
+    reading = _Reading()
+    if path is not None:
+        reading.file(path)
+    reading.environment(env or {})
+    reading.flags(flags or {})
+    return Loaded(reading.finish(), path, reading.all_origins())
+
+
+class _Reading:
+    """One pass over file, environment and flags: the values, where they came from, and what was wrong."""
+
+    def __init__(self) -> None:
+        self.values: dict[Key, Any] = {}
+        self.origins: dict[Key, Origin] = {}
+        self.places: dict[Key, tuple[str, int | None]] = {}
+        self.problems: list[Problem] = []
+
+    def file(self, path: Path) -> None:
+        """Take the keys of a TOML file."""
+        source = str(path)
+        try:
+            text = path.read_bytes().decode()
+        except OSError as error:
+            self.problems.append(Problem(source, None, "", f"cannot be read: {error.strerror}"))
+            return
+        except UnicodeDecodeError as error:
+            line = error.object[: error.start].count(b"\n") + 1
+            self.problems.append(Problem(source, line, "", "is not UTF-8"))
+            return
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line, message = toml_lines.syntax_error(str(error), text)
+            self.problems.append(Problem(source, line, "", f"not valid TOML: {message}"))
+            return
+        self._document(source, document, toml_lines.key_lines(text))
+
+    def _document(self, source: str, document: Mapping[str, Any], lines: dict[tuple[str, ...], int]) -> None:
+        for section, table in document.items():
+            line = toml_lines.line_of(lines, (section,))
+            if section not in SECTIONS:
+                message = "unknown section" if isinstance(table, dict) else "stands outside of any section"
+                self.problems.append(Problem(source, line, section, message, _nearest_section(section)))
+                continue
+            if not isinstance(table, dict):
+                self.problems.append(Problem(source, line, section, f"must be a section, [{section}]"))
+                continue
+            for key, value in table.items():
+                line = toml_lines.line_of(lines, (section, key))
+                if key not in SECTIONS[section]:
+                    self.problems.append(
+                        Problem(source, line, f"{section}.{key}", "unknown key", _nearest_key(section, key))
+                    )
+                    continue
+                self._take((section, key), value, Origin("file", f"{source}:{line}"), (source, line))
+
+    def environment(self, env: Mapping[str, str]) -> None:
+        """Take the variables; one that names no setting is a problem too, it would be ignored in silence."""
+        known = {
+            variable_of(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]
+        }
+        for name in sorted(env):
+            if not name.startswith(ENV_PREFIX) or name == ENV_FILE:
+                continue
+            key = known.get(name)
+            if key is None:
+                nearest = difflib.get_close_matches(name, known, n=1)
+                self.problems.append(
+                    Problem(name, None, name, "unknown variable", nearest[0] if nearest else None)
+                )
+                continue
+            self._text(key, env[name], Origin("env", name), name)
+
+    def flags(self, flags: Mapping[str, Any]) -> None:
+        """Take what was given on the command line."""
+        for dotted, value in flags.items():
+            if value is None:
+                continue
+            section, _, key = dotted.partition(".")
+            if key not in SECTIONS.get(section, {}):
+                raise KeyError(f"no setting is called {dotted}")
+            self._take((section, key), value, Origin("flag", dotted), (f"flag {dotted}", None))
+
+    def _text(self, key: Key, text: str, origin: Origin, source: str) -> None:
+        try:
+            value = from_text(*key, text)
+        except ValueError as error:
+            self.problems.append(Problem(source, None, ".".join(key), str(error)))
+            return
+        self._take(key, value, origin, (source, None))
+
+    def _take(self, key: Key, value: Any, origin: Origin, place: tuple[str, int | None]) -> None:
+        self.values[key] = value
+        self.origins[key] = origin
+        self.places[key] = place
+
+    def finish(self) -> Config:
+        """Check all values together."""
+        tables: dict[str, dict[str, Any]] = {}
+        for (section, key), value in self.values.items():
+            tables.setdefault(section, {})[key] = value
+        config: Config | None = None
+        try:
+            config = Config.model_validate(tables)
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                section, key = str(details["loc"][0]), str(details["loc"][1])
+                source, line = self.places[section, key]
+                self.problems.append(
+                    Problem(source, line, f"{section}.{key}", explain(section, key, details))
+                )
+        if self.problems or config is None:
+            raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
+        return config
+
+    def all_origins(self) -> dict[str, Origin]:
+        """The origin of every setting by `section.key`, defaults too."""
+        default = Origin("default")
+        return {
+            f"{section}.{key}": self.origins.get((section, key), default)
+            for section in SECTIONS
+            for key in SECTIONS[section]
+        }
+
+
+def variable_of(section: str, key: str) -> str:
+    """The environment variable of a setting."""
+    return f"{ENV_PREFIX}{section}_{key}".upper()
+
+
+def _nearest_section(name: str) -> str | None:
+    """A section like this, or the setting of this name in its section."""
+    for section in SECTIONS:
+        if name in SECTIONS[section]:
+            return f"[{section}] {name}"
+    close = difflib.get_close_matches(name, SECTIONS, n=1)
+    return f"[{close[0]}]" if close else None
+
+
+def _nearest_key(section: str, name: str) -> str | None:
+    """A key like this in its section, or in any other."""
+    close = difflib.get_close_matches(name, SECTIONS[section], n=1)
+    if close:
+        return f"{section}.{close[0]}"
+    everywhere = {key: other for other in SECTIONS for key in SECTIONS[other]}
+    close = difflib.get_close_matches(name, everywhere, n=1, cutoff=0.8)
+    return f"{everywhere[close[0]]}.{close[0]}" if close else None

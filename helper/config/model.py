@@ -1,0 +1,252 @@
+"""What can be set: one class a section, one field a key. Descriptions are the example file's comments."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
+DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
+"""Where the dev chain listens: the endpoints of a helper that is told of none."""
+SOCKET_NAME: Final = "helper.sock"
+
+
+def _url(value: str) -> str:
+    """An http(s) address of a server, without a query; a slash at the end is dropped."""
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"is not an address: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+        raise ValueError("must be an address like http://127.0.0.1:1317")
+    if parts.query or parts.fragment:
+        raise ValueError("must be an address without a query")
+    return value.rstrip("/")
+
+
+def _url_or_nothing(value: str) -> str:
+    return value if value == "" else _url_with_query(value)
+
+
+def _url_with_query(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must be empty or an http address")
+    return value
+
+
+def _header_token(value: str) -> str:
+    """A token must be able to stand in a header."""
+    if value != value.strip() or not value.isprintable():
+        raise ValueError("must not begin or end with a space or hold control characters")
+    return value
+
+
+def _nonblank(value: str) -> str:
+    if not value.strip() or "\0" in value:
+        raise ValueError("must not be empty")
+    return value
+
+
+Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
+OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
+Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
+Text = Annotated[str, Field(strict=True)]
+FilePath = Annotated[str, Field(strict=True), AfterValidator(_nonblank)]
+Host = Annotated[str, Field(strict=True), AfterValidator(_nonblank)]
+Switch = Annotated[bool, Field(strict=True)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """One table of the file; frozen, and closed to keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HelperSection(Section):
+    """The service that wallets post their shares to."""
+
+    disable: Switch = Field(False, description="Do not take or reveal shares (the other parts still run).")
+    host: Host = Field("127.0.0.1", description="Address that the wallet API listens on.")
+    port: Port = Field(8090, description="Port of the wallet API; 0 takes a free one.")
+    api_token: Token = Field(
+        "",
+        description="Wallets must send this in X-Helper-Token. Public wallets send none: "
+        "leave it empty unless your set-up is closed.",
+    )
+    expose_queue_status: Switch = Field(
+        False, description="Serve the counts of every round at /shielded-vote/v1/queue-status."
+    )
+    db_path: FilePath = Field(
+        "svote-helper.db",
+        description="The database with the waiting shares; relative to the working directory.",
+    )
+    chain_api_port: Port = Field(
+        0,
+        description="REST port of a node on this machine, 0 for none; it comes before [chain] endpoints.",
+    )
+    max_concurrent_proofs: Whole = Field(
+        0, ge=0, le=1024, description="How many proofs are made at once; 0 is one a processor core."
+    )
+    sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
+    max_attempts: Whole = Field(
+        5, ge=1, le=50, description="After how many failed attempts a share is given up. Outages spend none."
+    )
+    purge_after_hours: Number = Field(
+        24,
+        ge=0,
+        le=24 * 365,
+        description="Hours after the chain closed a round until all that is kept of it is erased.",
+    )
+
+
+class ChainSection(Section):
+    """The vote chain's nodes."""
+
+    endpoints: tuple[Url, ...] = Field(
+        (),
+        description="REST addresses of nodes, best first. With two or more, one may fail or lie.",
+    )
+    rpc: tuple[Url, ...] = Field(
+        (),
+        description="CometBFT RPC addresses of the same nodes in the same order; optional, spares requests.",
+    )
+    own: Switch = Field(
+        False,
+        description="All these nodes are your own: they may be asked about shares that are not public yet.",
+    )
+    chain_id: Text = Field("", description="Which chain this is; empty learns it from the first answer.")
+    poll_seconds: Number = Field(
+        1.0, ge=0.05, le=60, description="How often rounds and trees are brought up to date."
+    )
+    stale_seconds: Number = Field(
+        90, gt=0, le=3600, description="A node whose newest block is older than this is not used."
+    )
+    clock_skew_seconds: Number = Field(
+        120, gt=0, le=120, description="Dispatch pauses when our clock is further than this from the chain's."
+    )
+    timeout_seconds: Number = Field(
+        10, gt=0, le=60, description="Longest time that a whole call to a node may take."
+    )
+
+
+class ProverSection(Section):
+    """The processes that make the proofs."""
+
+    circuit: Literal["auto", "k10", "k11"] = Field(
+        "auto",
+        description="Circuit generation of the chain: auto finds it out; k11 before v1.3.0, k10 since.",
+    )
+    timeout_seconds: Number = Field(
+        0,
+        ge=0,
+        le=86400,
+        description="A proof that takes longer is given up; 0 is max(60, 50 times the self-test).",
+    )
+    nice: Whole = Field(
+        10, ge=0, le=19, description="How far the provers step back for other work of the machine."
+    )
+
+
+class AdminSection(Section):
+    """The API through which validators join."""
+
+    disable: Switch = Field(False, description="Do not serve /api.")
+    config_url: OptionalUrl = Field(
+        "", description="Where the published voting configuration is fetched from."
+    )
+    db_path: FilePath = Field("svote-admin.db", description="The database with the registrations.")
+
+
+class UiSection(Section):
+    """The web page."""
+
+    enable: Switch = Field(False, description="Serve the page.")
+    dist_path: Text = Field(
+        "", description="Directory of the built page; empty takes the one that came along."
+    )
+
+
+class OperatorSection(Section):
+    """What operators may see and do."""
+
+    token: Token = Field(
+        "", description="Opens the operators' part over HTTP, as a Bearer header; empty keeps it shut."
+    )
+    socket: Text = Field("", description="Control socket; empty is helper.sock beside the database.")
+
+
+class MetricsSection(Section):
+    """Figures for Prometheus."""
+
+    enable: Switch = Field(False, description="Serve /metrics.")
+    host: Host = Field("127.0.0.1", description="Address that it listens on.")
+    port: Port = Field(9464, description="Its port; 0 takes a free one.")
+
+
+class GatewaySection(Section):
+    """One base URL for wallets: the chain's API and the helper's under one address."""
+
+    enable: Switch = Field(False, description="Pass the wallets' requests for the chain on to its nodes.")
+
+
+class LogSection(Section):
+    """The log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least that is written."
+    )
+    format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="json is one object a line; auto is pretty on a terminal and json elsewhere."
+    )
+
+
+class Config(Section):
+    """All settings, checked. Get one from `helper.config.load`."""
+
+    helper: HelperSection = HelperSection()
+    chain: ChainSection = ChainSection()
+    prover: ProverSection = ProverSection()
+    admin: AdminSection = AdminSection()
+    ui: UiSection = UiSection()
+    operator: OperatorSection = OperatorSection()
+    metrics: MetricsSection = MetricsSection()
+    gateway: GatewaySection = GatewaySection()
+    log: LogSection = LogSection()
+
+    @property
+    def proof_slots(self) -> int:
+        """How many proofs are made at once: the setting, or one a core that this process may use."""
+        return self.helper.max_concurrent_proofs or len(os.sched_getaffinity(0))
+
+    @property
+    def chain_endpoints(self) -> tuple[str, ...]:
+        """REST addresses, best first: `chain_api_port`, then `endpoints`; the dev chain where none is set."""
+        local = (f"http://127.0.0.1:{self.helper.chain_api_port}",) if self.helper.chain_api_port else ()
+        configured = tuple(dict.fromkeys(local + self.chain.endpoints))
+        return configured or (DEV_CHAIN_REST,)
+
+    @property
+    def chain_rpc(self) -> tuple[str, ...]:
+        """RPC addresses, as configured; the dev chain's where neither it nor any REST address is set."""
+        if self.chain.rpc or self.chain.endpoints or self.helper.chain_api_port:
+            return self.chain.rpc
+        return (DEV_CHAIN_RPC,)
+
+    @property
+    def db_path(self) -> Path:
+        """The database; a relative one is relative to the working directory."""
+        return Path(self.helper.db_path)
+
+    @property
+    def socket_path(self) -> Path:
+        """The control socket: as set, or beside the database."""
+        return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME

@@ -1,0 +1,280 @@
+"""What must hold before a share is taken; then it is put on disk and the processor is woken.
+
+The order of the checks is the protocol's: encodings and hashes, round, vote commitment, known already, round
+open and time within it, spent already. A 200 means that all of them passed and that the row is on disk.
+
+A share can come before our own copy of the chain holds its round or leaf: wallets post seconds after their
+vote got in. It is then held for the next *regular* sync, never for one of its own, because the node that we
+ask would learn from an extra question when the share arrived.
+
+While the helper is paused a share that is known, or that breaks a rule which needs no newer chain, is
+answered as ever; any other gets 503.
+
+Nothing here logs anything that could tell which share came when: only what the answer was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from helper.chain.models import Round, RoundStatus
+from helper.clock import Clock
+from helper.errors import ShareRefused, StoreError
+from helper.share import Share
+from helper.store.base import Enqueued, WalletStore
+from proofs import EncodingError, ProofsError, ShareCheck, ShareRuleError
+
+log = structlog.get_logger("helper.intake")
+
+HOLD_SECONDS: Final = 2.0
+"""The longest that a share is held for the next regular sync."""
+HOLD_SYNCS: Final = 2
+"""Syncs that a share is held for: one may have begun before it came, the second has not."""
+MAX_IN_FLIGHT: Final = 2_000
+"""Shares under check at once; beyond it wallets are asked to come again."""
+MAX_HELD: Final = 1_500
+"""Of these, shares held for a sync: the rest is kept free for those that can be answered at once."""
+CHECK_THREADS: Final = 4
+"""Threads that hash (0.3 ms a share, outside the interpreter's lock)."""
+
+_REASONS: Final = {
+    "length": "has the wrong length",
+    "non-canonical": "is not a canonical field element",
+    "off-curve": "is not a point on the curve",
+    "identity": "must not be the identity",
+    "range": "is out of range",
+}
+
+
+class Rounds(Protocol):
+    """The part of the round book that intake reads."""
+
+    def get(self, round_id: bytes) -> Round | None:
+        """The round as the chain last told it."""
+        ...
+
+
+class Trees(Protocol):
+    """The part of the tree keeper that intake reads; nothing here asks the chain."""
+
+    def leaf(self, round_id: bytes, position: int) -> bytes | None:
+        """The leaf (32 bytes), None beyond the known tree or for an unknown round."""
+        ...
+
+    async def wait_next_sync(self, timeout: float) -> bool:
+        """Wait until the next regular sync of rounds and trees has gone through; False: none did in time."""
+        ...
+
+
+class Checks(Protocol):
+    """The native checks; the module `proofs` is one."""
+
+    def check_share(
+        self,
+        *,
+        round_id: bytes,
+        shares_hash: bytes,
+        share_comms: bytes,
+        share_index: int,
+        proposal_id: int,
+        vote_decision: int,
+        primary_blind: bytes,
+        c1: bytes,
+        c2: bytes,
+    ) -> ShareCheck:
+        """Canonical encodings, points, hashes: the vote commitment and the nullifier, or a ProofsError."""
+        ...
+
+
+def never() -> bool:
+    """The nodes are not known to lag."""
+    return False
+
+
+class Intake:
+    """Takes shares.
+
+    Args:
+        store: keeps them.
+        rounds: the chain's rounds.
+        trees: the rounds' trees, and the moment of their next regular sync.
+        checks: the hashes; `proofs`.
+        clock: for the time of arrival.
+        wake: called after a new share is on disk.
+        paused: why no share can be taken now, or None.
+        lagging: whether the newest block that we know is older than blocks should be, for a short while.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: WalletStore,
+        rounds: Rounds,
+        trees: Trees,
+        checks: Checks,
+        clock: Clock,
+        wake: Callable[[], None],
+        paused: Callable[[], str | None],
+        lagging: Callable[[], bool] = never,
+    ) -> None:
+        self._store = store
+        self._rounds = rounds
+        self._trees = trees
+        self._checks = checks
+        self._clock = clock
+        self._wake = wake
+        self._paused = paused
+        self._lagging = lagging
+        self._threads = anyio.CapacityLimiter(CHECK_THREADS)
+        self._in_flight = 0
+        self._held = 0
+
+    async def accept(self, share: Share) -> Enqueued:
+        """Check a share and keep it.
+
+        Returns:
+            QUEUED when it is on disk now, DUPLICATE when there was nothing to do.
+
+        Raises:
+            ShareRefused: 400 a rule is broken (`field` says where), 429 come again in a moment, 503 nothing
+                can be taken now.
+        """
+        if self._in_flight >= MAX_IN_FLIGHT:
+            raise ShareRefused(429, "too many shares at once, come again")
+        self._in_flight += 1
+        try:
+            outcome = await self._accept(share)
+        except StoreError as error:
+            log.error("a share could not be kept", error=str(error), advice=error.advice)
+            raise ShareRefused(503, "the queue cannot be written now") from error
+        finally:
+            self._in_flight -= 1
+        log.debug("share answered", outcome=outcome.value)
+        return outcome
+
+    async def _accept(self, share: Share) -> Enqueued:
+        check = await anyio.to_thread.run_sync(self._check, share, limiter=self._threads)
+        chain_round = await self._round_and_leaf(share, check.vote_commitment)
+        if await self._store.is_known(share.key):
+            return Enqueued.DUPLICATE
+        self._refuse_when_paused()
+        if chain_round.status is not RoundStatus.ACTIVE:
+            raise ShareRefused(400, "the round is not active", field="vote_round_id")
+        if share.submit_at > chain_round.vote_end_time:
+            raise ShareRefused(400, "is after the round's end", field="submit_at")
+        if await self._store.is_spent(share.round_id, check.nullifier):
+            return Enqueued.DUPLICATE
+        outcome = await self._store.enqueue(share, check.nullifier, now=self._clock.now())
+        if outcome is Enqueued.QUEUED:
+            self._wake()
+            if share.submit_at == chain_round.vote_end_time:
+                log.warning(
+                    "a share was taken that cannot count: its time is the round's end", outcome="queued"
+                )
+        return outcome
+
+    def _check(self, share: Share) -> ShareCheck:
+        """Encodings, points and hashes (in a thread)."""
+        try:
+            return self._checks.check_share(
+                round_id=share.round_id,
+                shares_hash=share.shares_hash,
+                share_comms=share.share_comms,
+                share_index=share.share_index,
+                proposal_id=share.proposal_id,
+                vote_decision=share.vote_decision,
+                primary_blind=share.primary_blind,
+                c1=share.c1,
+                c2=share.c2,
+            )
+        except EncodingError as error:
+            message = _REASONS.get(error.reason, "is not valid")
+            raise ShareRefused(400, message, field=error.field) from None
+        except ShareRuleError as error:
+            if error.rule == "shares_hash":
+                raise ShareRefused(400, "is not the hash of share_comms", field="shares_hash") from None
+            message = "is not the commitment to primary_blind and enc_share"
+            raise ShareRefused(400, message, field=f"share_comms[{share.share_index}]") from None
+        except ProofsError as error:
+            log.error("a share could not be checked", error=type(error).__name__)
+            raise ShareRefused(400, "the share could not be checked") from None
+
+    async def _round_and_leaf(self, share: Share, vote_commitment: bytes) -> Round:
+        """The share's round, once proposal, decision and vote commitment are found to be the chain's."""
+        chain_round = self._known(share)
+        if chain_round is None:
+            chain_round = await self._hold(share)
+        self._refuse_foreign_choice(share, chain_round)
+        leaf = self._trees.leaf(share.round_id, share.tree_position)
+        if leaf is None:
+            raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
+        if leaf != vote_commitment:
+            raise ShareRefused(400, "holds another vote commitment", field="tree_position")
+        return chain_round
+
+    def _known(self, share: Share) -> Round | None:
+        """The share's round when it can be judged from what we have: no sync could change the answer."""
+        chain_round = self._rounds.get(share.round_id)
+        if chain_round is None:
+            return None
+        self._refuse_foreign_choice(share, chain_round)
+        may_grow = chain_round.status in {RoundStatus.ACTIVE, RoundStatus.PENDING}
+        if may_grow and self._trees.leaf(share.round_id, share.tree_position) is None:
+            return None
+        return chain_round
+
+    async def _hold(self, share: Share) -> Round:
+        """Wait for the regular syncs until the share's round and leaf are there, at most HOLD_SECONDS."""
+        self._refuse_when_paused()
+        deadline = self._clock.monotonic() + HOLD_SECONDS
+        with self._holding():
+            for _ in range(HOLD_SYNCS):
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or not await self._trees.wait_next_sync(left):
+                    break
+                chain_round = self._known(share)
+                if chain_round is not None:
+                    return chain_round
+            else:
+                return self._lacking(share)
+        self._refuse_when_paused()
+        raise ShareRefused(429, "the node is behind, come again")
+
+    def _lacking(self, share: Share) -> Round:
+        """The syncs went through and the chain, as we know it, does not hold what the share speaks of."""
+        self._refuse_when_paused()
+        if self._lagging():
+            raise ShareRefused(429, "the node is behind, come again")
+        chain_round = self._rounds.get(share.round_id)
+        if chain_round is None:
+            raise ShareRefused(400, "no such round", field="vote_round_id")
+        return chain_round
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        if self._held >= MAX_HELD:
+            raise ShareRefused(429, "too many shares wait for the chain, come again")
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def _refuse_when_paused(self) -> None:
+        reason = self._paused()
+        if reason is not None:
+            raise ShareRefused(503, f"shares cannot be taken now: {reason}")
+
+    @staticmethod
+    def _refuse_foreign_choice(share: Share, chain_round: Round) -> None:
+        options = {proposal.id: proposal.options for proposal in chain_round.proposals}
+        if share.proposal_id not in options:
+            raise ShareRefused(400, "is not a proposal of the round", field="proposal_id")
+        if share.vote_decision not in options[share.proposal_id]:
+            raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")

@@ -1,0 +1,194 @@
+"""The log: structured lines on standard error, with fields from a fixed list and nothing else.
+
+The list is the guard. A field that is not on it is dropped and counted, whatever its value, so that a
+witness, a nullifier or a transaction cannot slip into a log by somebody's new line of code. Exceptions are
+written as their types and places; their texts only where they are this product's own: others may quote values.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from helper.errors import HelperError
+
+FIELDS: Final = frozenset(
+    {
+        *("event", "level", "logger", "timestamp", "exception", "dropped"),
+        *(
+            "advice",
+            "error",
+            "field",
+            "key",
+            "line",
+            "nearest",
+            "note",
+            "outcome",
+            "reason",
+            "stage",
+            "status",
+        ),
+        *(
+            "attempt",
+            "attempts",
+            "count",
+            "counts",
+            "crashes",
+            "number",
+            "rounds",
+            "shares",
+            "slot",
+            "workers",
+        ),
+        *(
+            "chain_id",
+            "circuit",
+            "endpoint",
+            "fingerprint",
+            "height",
+            "remembered",
+            "round",
+            "size",
+            "version",
+        ),
+        *("duration_ms", "ms", "seconds", "skew"),
+        *("address", "host", "path", "pid", "port", "signal", "socket", "url"),
+    }
+)
+"""Every field that a line may have. Of a share there is only the count, the stage and the reason."""
+
+_QUIET: Final = ("httpx", "httpcore", "asyncio", "uvicorn.access")
+"""Libraries whose lines below a warning name addresses that were asked for."""
+
+_dropped: Counter[str] = Counter()
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "json", "pretty"]
+
+
+def configure(level: Level = "info", format: Format = "auto", stream: TextIO | None = None) -> None:  # noqa: A002
+    """Set the log up for this process; may be called again.
+
+    Args:
+        level: the least that is written.
+        format: json is one object a line; pretty is for eyes; auto is pretty on a terminal.
+        stream: where to, standard error by default.
+    """
+    out = stream or sys.stderr
+    pretty = format == "pretty" or (format == "auto" and out.isatty())
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        safe_exception,
+        only_known_fields,
+    ]
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(colors=out.isatty())
+        if pretty
+        else structlog.processors.JSONRenderer(ensure_ascii=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def dropped_fields() -> Mapping[str, int]:
+    """How often each field that is not on the list was dropped since the start."""
+    return dict(_dropped)
+
+
+def only_known_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Let through the fields on the list, with plain values; count the rest and say how many went."""
+    kept: EventDict = {}
+    dropped = 0
+    for name, value in event.items():
+        # names with an underscore are structlog's own, it takes them away before rendering
+        if name.startswith("_") or (name in FIELDS and _is_plain(value)):
+            kept[name] = value
+        else:
+            _dropped[name] += 1
+            dropped += 1
+    if dropped:
+        kept["dropped"] = dropped
+    return kept
+
+
+def safe_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Replace `exc_info` by types, places and our own texts: no locals, no texts of others."""
+    error = event.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()[1]
+    if isinstance(error, tuple):
+        error = error[1]
+    event.pop("stack_info", None)
+    if isinstance(error, BaseException):
+        event["exception"] = describe(error)
+    return event
+
+
+def describe(error: BaseException) -> str:
+    """An exception and its causes in one line: types, our own texts, and where each was raised."""
+    parts = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        parts.append(_one(current))
+        if isinstance(current, BaseExceptionGroup):
+            parts.extend(describe(inner) for inner in current.exceptions[:3])
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return " <- ".join(parts)
+
+
+def _one(error: BaseException) -> str:
+    text = type(error).__qualname__
+    if isinstance(error, HelperError):
+        text += f": {error}"
+    elif isinstance(error, OSError) and error.strerror:
+        text += f": {error.strerror}"
+    return f"{text} ({_places(error.__traceback__)})"
+
+
+def _places(trace: TracebackType | None) -> str:
+    """The last frames, innermost first, as file:line of the names that a reader knows."""
+    frames = traceback.extract_tb(trace)[-6:]
+    return ", ".join(f"{'/'.join(f.filename.split('/')[-2:])}:{f.lineno}" for f in reversed(frames))
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is text, a number, or a small collection of these: no bytes, no objects."""
+    if value is None or isinstance(value, str | int | float):
+        return True
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
+    return False
