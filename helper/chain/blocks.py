@@ -1,0 +1,104 @@
+"""Where a block's counted reveals come from: the consensus RPC in one question, or the REST block and its
+transactions.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import anyio
+
+from helper.chain.endpoint import Endpoint
+from helper.chain.failover import Endpoints
+from helper.chain.message import REVEAL_TAG, RevealMessage
+from helper.chain.rpc import BlockResults, Spent
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+
+_TX_AT_ONCE = 8
+
+
+class BlockSource:
+    """Blocks from whichever endpoint has them."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    async def fetch(self, height: int) -> BlockResults | None:
+        """What a block did. None while it, or the fate of one of its reveals, is not known to any node yet.
+
+        Raises `ChainUnavailable` when nobody could be asked, and `ChainAnswerError` when everyone who was
+        asked refused.
+        """
+        refused: ChainError | None = None
+        asked = to_come = False
+        for endpoint, rpc in self._sources():
+            try:
+                results = await (self._by_rpc if rpc else self._by_rest)(endpoint, height)
+            except ChainError as error:
+                self._endpoints.failed(endpoint, error, rpc=rpc)
+                refused, asked = error, asked or not isinstance(error, ChainUnavailable)
+                continue
+            if results is not None:
+                return results
+            to_come = True
+        if to_come:
+            return None
+        if asked:
+            raise ChainAnswerError(f"block {height}: {refused}")
+        raise ChainUnavailable(f"block {height}: {refused or 'no endpoint is fresh'}")
+
+    def _sources(self) -> list[tuple[Endpoint, bool]]:
+        by_rpc = [(endpoint, True) for endpoint in self._endpoints.fresh_rpc]
+        return by_rpc + [(endpoint, False) for endpoint in self._endpoints.fresh]
+
+    async def _by_rpc(self, endpoint: Endpoint, height: int) -> BlockResults | None:
+        assert endpoint.rpc is not None
+        return await endpoint.rpc.block_results(height)
+
+    async def _by_rest(self, endpoint: Endpoint, height: int) -> BlockResults | None:
+        """Every reveal of the block is asked about, never only ours: the question tells nothing that the
+        block does not.
+        """
+        block = await endpoint.client.block(height)
+        if block is None:
+            return None
+        reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
+        fates: dict[int, list[Spent] | None] = {}
+        limiter = anyio.CapacityLimiter(_TX_AT_ONCE)
+        problems: list[ChainError] = []
+
+        async def ask(number: int, tx: bytes) -> None:
+            async with limiter:
+                if problems:
+                    return
+                try:
+                    fates[number] = await self._counted(endpoint, tx, height)
+                except ChainError as error:
+                    problems.append(error)
+
+        async with anyio.create_task_group() as group:
+            for number, tx in enumerate(reveals):
+                group.start_soon(ask, number, tx)
+        if problems:
+            raise problems[0]
+        spent: list[Spent] = []
+        for number in range(len(reveals)):
+            fate = fates[number]
+            if fate is None:
+                return None
+            spent += fate
+        return BlockResults(height, spent, [], [], block.head.time)
+
+    async def _counted(self, endpoint: Endpoint, tx: bytes, height: int) -> list[Spent] | None:
+        """The nullifier of an included reveal if it counted, nothing if it failed, None while the node does
+        not say.
+        """
+        result = await endpoint.client.tx(sha256(tx).digest())
+        if result is None:
+            return None
+        if result.height != height:
+            raise ChainAnswerError(f"tx: height {result.height} came for a transaction of block {height}")
+        if result.code:
+            return []
+        message = RevealMessage.from_tx(tx)
+        return [(message.round_id, message.nullifier)]

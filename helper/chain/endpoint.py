@@ -1,0 +1,126 @@
+"""One configured node: its clients, and what is known of its health. Pure judgement; the asking is done in
+failover.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from helper.chain.client import ChainClient
+from helper.chain.models import BlockHead
+from helper.chain.rpc import RpcClient
+
+LONGEST_REST = 30.0
+"""Seconds that a failing endpoint rests at most before it is tried again."""
+
+WOBBLE = 5
+"""Blocks that a URL may fall back without being set aside: several nodes behind one address are never quite
+in step.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a node may be off. Seconds.
+
+    Attributes:
+        stale_after: a newest block older than this makes a node stale.
+        clock_skew: a newest block further in our future than this makes a node (or our clock) wrong.
+    """
+
+    stale_after: float = 90.0
+    clock_skew: float = 120.0
+
+
+@dataclass(slots=True)
+class Health:
+    """What the last questions to one service (REST or RPC) of a node told.
+
+    Attributes:
+        head: its newest block, None before its first answer.
+        highest: the greatest height it ever showed; a node below its own past was reset or lies.
+        offset: our clock minus the block's time, when this head was first seen. Seconds.
+        syncing: it says that it is catching up.
+        error: what went wrong when it was last probed, None when nothing did.
+        rest_until: monotonic time before which it is not asked anything (but probed).
+        rest_reason: why it rests.
+        failures: calls that failed since the last that did not.
+        told: the reason that was last logged.
+    """
+
+    head: BlockHead | None = None
+    highest: int = 0
+    offset: float | None = None
+    syncing: bool = False
+    error: str | None = "not asked yet"
+    rest_until: float = 0.0
+    rest_reason: str = ""
+    failures: int = 0
+    told: str | None = "not asked yet"
+
+    def saw(self, head: BlockHead, *, syncing: bool, now: float) -> None:
+        """Take in a good probe."""
+        if self.head is None or head.height != self.head.height:
+            self.offset = now - head.time
+        self.head = head
+        self.syncing = syncing
+        self.error = None
+
+    def rest(self, reason: str, *, monotonic: float) -> None:
+        """Leave it alone for 1, 2, 4 … 30 s after the first, second, third … failure in a row."""
+        self.rest_until = monotonic + min(LONGEST_REST, 2.0 ** min(self.failures, 10))
+        self.rest_reason = reason
+        self.failures += 1
+
+    def reason(self, chain_id: str | None, limits: Limits, *, now: float, monotonic: float) -> str | None:
+        """Why this service is set aside; None when it is fresh."""
+        head = self.head
+        if self.error is not None:
+            return self.error
+        if head is None or chain_id is None:
+            return "its chain is not known yet"
+        age = now - head.time
+        problems = (
+            (head.chain_id != chain_id, f"it serves chain {head.chain_id}, not {chain_id}"),
+            (
+                head.height < self.highest - WOBBLE,
+                f"its height went back from {self.highest} to {head.height}",
+            ),
+            (self.syncing, "it is catching up"),
+            (age > limits.stale_after, f"newest block is {age:.0f} s old"),
+            (-age > limits.clock_skew, f"newest block is {-age:.0f} s ahead of our clock"),
+            (monotonic < self.rest_until, self.rest_reason),
+        )
+        return next((text for wrong, text in problems if wrong), None)
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """A node of the chain, in the operator's order of preference.
+
+    Attributes:
+        client: its REST API.
+        rpc: its consensus RPC, where one is configured.
+        health: of the REST API.
+        rpc_health: of the RPC.
+    """
+
+    client: ChainClient
+    rpc: RpcClient | None = None
+    health: Health = field(default_factory=Health)
+    rpc_health: Health = field(default_factory=Health)
+
+    @property
+    def name(self) -> str:
+        """Host and port of its REST API, without credentials."""
+        return self.client.name
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was set aside when that was last looked at, as it was logged; None when it is fresh."""
+        return self.health.told
+
+    @property
+    def height(self) -> int:
+        """The height of the newest block that its REST API showed, 0 before the first."""
+        return self.health.head.height if self.health.head is not None else 0

@@ -1,0 +1,289 @@
+"""Several nodes as one: who is fresh, who is asked, who rests, and why.
+
+A node is *fresh* when it serves our chain, is not syncing, and its newest block's time is close to our
+clock. Fresh nodes are asked in the operator's order; one that fails rests for a while, so that it delays
+others only once. Each change of a node's state is one log line that names it and the reason.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import anyio
+import httpx
+import structlog
+
+from helper.chain.client import ChainClient, HeightGoneError
+from helper.chain.endpoint import Endpoint, Health, Limits
+from helper.chain.http import TIMEOUT
+from helper.chain.models import BlockHead
+from helper.chain.rpc import RpcClient
+from helper.clock import Clock
+from helper.errors import ChainError, ChainUnavailable, ConfigError
+
+__all__ = ["Endpoint", "Endpoints", "make_endpoints"]
+
+T = TypeVar("T")
+
+_HEADS_KEPT = 256
+
+
+def make_endpoints(
+    urls: Sequence[str],
+    rpc_urls: Sequence[str] = (),
+    *,
+    timeout: float = TIMEOUT,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> list[Endpoint]:
+    """Endpoints from an operator's two lists; the n-th RPC URL belongs to the n-th REST URL ("" for none)."""
+    if len(rpc_urls) > len(urls):
+        raise ConfigError("[chain] rpc names more nodes than [chain] endpoints")
+    made = []
+    for number, url in enumerate(urls):
+        client = ChainClient(url, timeout=timeout, transport=transport)
+        rpc_url = rpc_urls[number] if number < len(rpc_urls) else ""
+        rpc = RpcClient(rpc_url, timeout=timeout, transport=transport) if rpc_url else None
+        made.append(Endpoint(client, rpc))
+    return made
+
+
+class Endpoints:
+    """The configured nodes of one chain.
+
+    Attributes:
+        chain_id: the chain's id; None until configured, remembered, or learnt from the first answer.
+        all: every endpoint in order of preference.
+        limits: how stale or skewed a node may be.
+        clock: the time that everything here goes by.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        clock: Clock,
+        chain_id: str | None = None,
+        stale_after: float = 90.0,
+        clock_skew: float = 120.0,
+    ) -> None:
+        self.all = list(endpoints)
+        self.chain_id = chain_id or None
+        self.limits = Limits(stale_after, clock_skew)
+        self.clock = clock
+        self._log = structlog.get_logger("helper.chain")
+        self._subscribers: list[Callable[[], None]] = []
+        self._probed = anyio.Event()
+        self._times: OrderedDict[int, float] = OrderedDict()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for endpoint in self.all:
+            await endpoint.client.aclose()
+            if endpoint.rpc is not None:
+                await endpoint.rpc.aclose()
+
+    # What is known
+
+    @property
+    def fresh(self) -> list[Endpoint]:
+        """The endpoints that may be asked now, in order of preference."""
+        return [endpoint for endpoint in self.all if self._reason(endpoint.health) is None]
+
+    @property
+    def fresh_rpc(self) -> list[Endpoint]:
+        """The endpoints whose consensus RPC may be asked now."""
+        return [e for e in self.all if e.rpc is not None and self._reason(e.rpc_health) is None]
+
+    @property
+    def usable(self) -> bool:
+        """Whether any endpoint is fresh."""
+        return bool(self.fresh)
+
+    @property
+    def head(self) -> BlockHead | None:
+        """The newest block that a fresh endpoint showed."""
+        heads = [endpoint.health.head for endpoint in self.fresh if endpoint.health.head is not None]
+        return max(heads, key=lambda head: head.height, default=None)
+
+    @property
+    def clock_skew(self) -> float | None:
+        """Our clock minus the chain's newest block time when it was first seen, in seconds, by the node
+        nearest to our clock.
+
+        None before any node of our chain answered. Beyond ±`limits.clock_skew` all nodes disagree with us:
+        see `clock_suspect`.
+        """
+        return min(self._offsets(), key=abs, default=None)
+
+    @property
+    def clock_suspect(self) -> bool:
+        """Whether every answering node's blocks are off our clock in the same direction by more than the
+        limit.
+        """
+        offsets, limit = self._offsets(), self.limits.clock_skew
+        return bool(offsets) and (min(offsets) > limit or max(offsets) < -limit)
+
+    def reasons(self) -> dict[str, str | None]:
+        """Why each endpoint is set aside, by name; None for fresh ones."""
+        return {endpoint.name: self._reason(endpoint.health) for endpoint in self.all}
+
+    def time_at(self, height: int) -> float | None:
+        """The time of the newest block up to `height` that was seen as some node's head."""
+        heights = [seen for seen in self._times if seen <= height]
+        return self._times[max(heights)] if heights else None
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call back whenever an endpoint becomes fresh or is set aside."""
+        self._subscribers.append(callback)
+
+    async def wait_probe(self) -> None:
+        """Wait until any node was probed again."""
+        await self._probed.wait()
+
+    # Asking
+
+    async def check(self) -> None:
+        """Probe every endpoint once, all at the same time; returns when the slowest has answered or timed
+        out.
+
+        The health of each is up to date as soon as its own answer is there.
+        """
+        async with anyio.create_task_group() as group:
+            for endpoint in self.all:
+                group.start_soon(self._probe, endpoint)
+        self._settle()
+
+    async def monitor(self, interval: float) -> None:
+        """Probe each endpoint for ever, `interval` seconds after its last probe ended; a slow one delays no
+        other.
+        """
+
+        async def watch(endpoint: Endpoint) -> None:
+            while True:
+                await self.clock.sleep(interval)
+                await self._probe(endpoint)
+                self._settle()
+
+        async with anyio.create_task_group() as group:
+            for endpoint in self.all:
+                group.start_soon(watch, endpoint)
+
+    async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
+        """Ask the fresh endpoints in order until one answers; see `call_endpoint`."""
+        return await self.call_endpoint(lambda endpoint: fn(endpoint.client), min_height=min_height)
+
+    async def call_endpoint(self, fn: Callable[[Endpoint], Awaitable[T]], *, min_height: int = 0) -> T:
+        """The same with the endpoint itself. Those that have shown `min_height` are asked before those that
+        have not.
+
+        A `ChainError` rests the endpoint and the next one is asked; `ChainUnavailable` when none is left.
+        """
+        problems = []
+        for endpoint in sorted(
+            self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height
+        ):
+            if self._reason(endpoint.health) is not None:
+                continue  # it was set aside by another call meanwhile
+            try:
+                result = await fn(endpoint)
+            except ChainError as error:
+                problems.append(f"{endpoint.name}: {error}")
+                self.failed(endpoint, error)
+            else:
+                endpoint.health.failures = 0
+                return result
+        if not problems:
+            problems = [f"{name}: {reason}" for name, reason in self.reasons().items()]
+        raise ChainUnavailable("no endpoint could be asked (" + "; ".join(problems) + ")")
+
+    def failed(self, endpoint: Endpoint, error: ChainError, *, rpc: bool = False) -> None:
+        """Rest an endpoint (or its RPC) for an error; `HeightGoneError` is no fault and rests nobody."""
+        if not isinstance(error, HeightGoneError):
+            self.rest(endpoint, str(error), rpc=rpc)
+
+    def rest(self, endpoint: Endpoint, reason: str, *, rpc: bool = False) -> None:
+        """Ask an endpoint (or its RPC) nothing for 1 s, and twice as long after each failure in a row, up
+        to 30 s.
+        """
+        health = endpoint.rpc_health if rpc else endpoint.health
+        health.rest(reason, monotonic=self.clock.monotonic())
+        self._tell_all()
+
+    # Inside
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._probe_one, endpoint.health, lambda: _rest_status(endpoint.client))
+            if endpoint.rpc is not None:
+                group.start_soon(self._probe_one, endpoint.rpc_health, endpoint.rpc.status)
+
+    async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool]]]) -> None:
+        try:
+            head, syncing = await ask()
+        except ChainError as error:
+            health.error = str(error)
+        else:
+            health.saw(head, syncing=syncing, now=self.clock.now())
+
+    def _settle(self) -> None:
+        """After a probe: learn the chain's id if it is open, log what changed, wake who waits."""
+        heads = [(e, e.health.head) for e in self.all if e.health.head is not None and e.health.error is None]
+        if self.chain_id is None and heads:
+            endpoint, head = heads[0]
+            self.chain_id = head.chain_id
+            self._log.info("chain learnt", endpoint=endpoint.name, chain_id=head.chain_id)
+        self._tell_all()
+        probed, self._probed = self._probed, anyio.Event()
+        probed.set()
+
+    def _tell_all(self) -> None:
+        changed = False
+        for endpoint in self.all:
+            changed |= self._tell(endpoint.health, endpoint.name, "endpoint")
+            if endpoint.rpc is not None:
+                changed |= self._tell(endpoint.rpc_health, endpoint.rpc.name, "rpc")
+        if changed:
+            for callback in self._subscribers:
+                callback()
+
+    def _tell(self, health: Health, name: str, what: str) -> bool:
+        head = health.head
+        if head is not None and head.chain_id == self.chain_id and health.error is None:
+            health.highest = max(health.highest, head.height)
+        reason = self._reason(health)
+        if reason is None and head is not None:
+            self._remember(head)
+        # Ages in the reason grow with every look: one line a change of state, not a line a second.
+        if (reason is None) == (health.told is None) and _kind(reason) == _kind(health.told):
+            return False
+        health.told = reason
+        if reason is None:
+            self._log.info(f"{what} is fresh", endpoint=name, height=head.height if head else 0)
+        else:
+            self._log.warning(f"{what} set aside", endpoint=name, reason=reason)
+        return True
+
+    def _remember(self, head: BlockHead) -> None:
+        self._times[head.height] = head.time
+        while len(self._times) > _HEADS_KEPT:
+            self._times.popitem(last=False)
+
+    def _reason(self, health: Health) -> str | None:
+        now, monotonic = self.clock.now(), self.clock.monotonic()
+        return health.reason(self.chain_id, self.limits, now=now, monotonic=monotonic)
+
+    def _offsets(self) -> list[float]:
+        healths = [e.health for e in self.all if e.health.error is None and not e.health.syncing]
+        ours = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
+        return [health.offset for health in ours if health.offset is not None]
+
+
+async def _rest_status(client: ChainClient) -> tuple[BlockHead, bool]:
+    return await client.latest_block(), await client.syncing()
+
+
+def _kind(reason: str | None) -> str:
+    """A reason without its figures."""
+    return "".join(character for character in reason or "" if not character.isdigit())

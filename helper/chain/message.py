@@ -1,0 +1,108 @@
+"""The reveal transaction: its bytes, its hash, and the JSON body that nodes take.
+
+A transaction is one byte 0x04 followed by a protobuf `MsgRevealShare`; proto3 leaves zero values out. Its
+hash, the SHA-256 of these bytes, is therefore known before anything is sent.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass, fields
+from hashlib import sha256
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from helper.errors import ChainAnswerError
+
+REVEAL_TAG = b"\x04"
+"""The first byte of every reveal transaction."""
+
+_BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+_UINT32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
+_UINT64 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
+
+# Wire name, protobuf type, and the attribute of RevealMessage, in field-number order from 1.
+_FIELDS = (
+    ("share_nullifier", _BYTES, "nullifier"),
+    ("enc_share", _BYTES, "enc_share"),
+    ("proposal_id", _UINT32, "proposal_id"),
+    ("vote_decision", _UINT32, "vote_decision"),
+    ("proof", _BYTES, "proof"),
+    ("vote_round_id", _BYTES, "round_id"),
+    ("vote_comm_tree_anchor_height", _UINT64, "anchor_height"),
+)
+
+
+def _describe() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="svote/v1/reveal.proto", package="svote.v1", syntax="proto3"
+    )
+    message = file.message_type.add(name="MsgRevealShare")
+    for number, (name, kind, _) in enumerate(_FIELDS, start=1):
+        message.field.add(
+            name=name, number=number, type=kind, label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
+        )
+    return file
+
+
+_pool = descriptor_pool.DescriptorPool()
+_pool.AddSerializedFile(_describe().SerializeToString())
+_MsgRevealShare = message_factory.GetMessageClass(_pool.FindMessageTypeByName("svote.v1.MsgRevealShare"))
+
+
+@dataclass(frozen=True, slots=True)
+class RevealMessage:
+    """One share's reveal, ready to be sent.
+
+    Attributes:
+        nullifier: 32 bytes.
+        enc_share: c1 and c2, 64 bytes.
+        proof: the zero-knowledge proof, 4,000 or 4,992 bytes.
+        round_id: 32 bytes.
+        anchor_height: the height whose tree root the proof was made against.
+    """
+
+    nullifier: bytes
+    enc_share: bytes
+    proposal_id: int
+    vote_decision: int
+    proof: bytes
+    round_id: bytes
+    anchor_height: int
+
+    def __repr__(self) -> str:
+        """Says nothing that could join a log line to a public reveal."""
+        return f"RevealMessage(anchor_height={self.anchor_height})"
+
+    def to_tx(self) -> bytes:
+        """The transaction's bytes, always the same for the same message."""
+        values = {wire: getattr(self, attribute) for wire, _, attribute in _FIELDS}
+        return REVEAL_TAG + _MsgRevealShare(**values).SerializeToString(deterministic=True)
+
+    def tx_hash(self) -> bytes:
+        """SHA-256 of the transaction's bytes."""
+        return sha256(self.to_tx()).digest()
+
+    def to_json(self) -> dict[str, object]:
+        """The body of `POST reveal-share`: bytes as standard base64, numbers as numbers."""
+        values = ((wire, getattr(self, attribute)) for wire, _, attribute in _FIELDS)
+        return {wire: b64encode(v).decode() if isinstance(v, bytes) else v for wire, v in values}
+
+    @classmethod
+    def from_tx(cls, tx: bytes) -> RevealMessage:
+        """The message inside a transaction's bytes; `ChainAnswerError` when they are not a reveal."""
+        if tx[:1] != REVEAL_TAG:
+            raise ChainAnswerError("transaction: not a share reveal")
+        message = _MsgRevealShare()
+        try:
+            message.ParseFromString(tx[1:])
+        except DecodeError:
+            raise ChainAnswerError("transaction: a share reveal that is not valid protobuf") from None
+        reveal = cls(**{attribute: getattr(message, wire) for wire, _, attribute in _FIELDS})
+        if len(reveal.nullifier) != 32 or len(reveal.round_id) != 32:
+            raise ChainAnswerError("transaction: a share reveal without nullifier or round")
+        return reveal
+
+
+assert {attribute for _, _, attribute in _FIELDS} == {field.name for field in fields(RevealMessage)}

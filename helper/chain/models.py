@@ -1,0 +1,231 @@
+"""What the chain says, as typed values, and the parsers that make them from a node's JSON.
+
+Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one
+answer and raises `ChainAnswerError`, naming the field, for anything that is not what the chain writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from helper.chain.fields import Fields
+from helper.errors import ChainAnswerError
+
+MAX_LEAVES = 2**24
+
+
+class RoundStatus(IntEnum):
+    """Where a voting round stands, with the chain's numbers."""
+
+    ACTIVE = 1
+    TALLYING = 2
+    FINALIZED = 3
+    PENDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One question of a round: its id, title, and the indices that a vote may choose."""
+
+    id: int
+    title: str
+    options: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A voting round.
+
+    Attributes:
+        round_id: 32 bytes.
+        vote_end_time: unix seconds; a reveal counts only in a block before it.
+        created_at_height: no leaf of the round's tree is in an earlier block.
+        ea_pk: the election's public key, once the chain has one.
+    """
+
+    round_id: bytes
+    status: RoundStatus
+    vote_end_time: int
+    proposals: tuple[Proposal, ...]
+    created_at_height: int
+    ea_pk: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeState:
+    """A round's newest root: `size` leaves are under `root`, which was stored at `height`."""
+
+    size: int
+    root: bytes
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeafBlock:
+    """The leaves (32 bytes each, joined) that one block appended from `start_index` on.
+
+    `root` is the root after this block where the node tells it (newer chains), else None.
+    """
+
+    height: int
+    start_index: int
+    leaves: bytes
+    root: bytes | None = None
+
+    @property
+    def end_index(self) -> int:
+        """The tree's size after this block."""
+        return self.start_index + len(self.leaves) // 32
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """A block's height, time (unix seconds) and the chain it belongs to."""
+
+    chain_id: str
+    height: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block with its raw transactions, failed ones among them."""
+
+    head: BlockHead
+    txs: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TxResult:
+    """How an included transaction ended: code 0 counted, anything else failed."""
+
+    code: int
+    height: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """Which chain a node serves and its build version ("" in development builds)."""
+
+    chain_id: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPage:
+    """One answer about leaves; `next_from_height` is where to go on, None at the end."""
+
+    blocks: list[LeafBlock]
+    next_from_height: int | None
+
+
+def parse_round(answer: object) -> Round:
+    """`GET round/{id}`: the one round in it."""
+    return _round(Fields(answer, "answer").child("round"))
+
+
+def parse_rounds(answer: object) -> list[Round]:
+    """`GET rounds`: all rounds, except those whose status this version does not know (a newer chain's)."""
+    known = {int(status) for status in RoundStatus}
+    rounds = Fields(answer, "answer").children("rounds")
+    return [_round(fields) for fields in rounds if fields.uint("status") in known]
+
+
+def _round(fields: Fields) -> Round:
+    try:
+        status = RoundStatus(fields.uint("status"))
+    except ValueError:
+        raise fields.bad("status", f"{fields.uint('status')} is no status of a round") from None
+    return Round(
+        round_id=fields.blob("vote_round_id", 32),
+        status=status,
+        vote_end_time=fields.uint("vote_end_time", maximum=2**62),
+        proposals=tuple(_proposal(proposal) for proposal in fields.children("proposals")),
+        created_at_height=fields.uint("created_at_height", maximum=2**62),
+        ea_pk=fields.blob("ea_pk", 32) if fields.has("ea_pk") else None,
+    )
+
+
+def _proposal(fields: Fields) -> Proposal:
+    options = tuple(option.uint("index", maximum=2**31) for option in fields.children("options"))
+    return Proposal(id=fields.uint("id", maximum=2**31), title=fields.text("title"), options=options)
+
+
+def parse_tree(answer: object) -> TreeState | None:
+    """`GET commitment-tree/{id}/latest`: the newest root, or None while the tree has none."""
+    fields = Fields(answer, "answer").child("tree")
+    if not fields.has("root"):
+        return None
+    if not fields.has("next_index_at_root"):
+        raise fields.bad("next_index_at_root", "missing beside a root")
+    return TreeState(
+        size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
+        root=fields.blob("root", 32),
+        height=fields.uint("height", maximum=2**62),
+    )
+
+
+def parse_leaves(answer: object) -> LeafPage:
+    """`GET commitment-tree/{id}/leaves`: one page."""
+    fields = Fields(answer, "answer")
+    blocks = [_leaf_block(block) for block in fields.children("blocks")]
+    return LeafPage(blocks, fields.uint("next_from_height", maximum=2**62) or None)
+
+
+def _leaf_block(fields: Fields) -> LeafBlock:
+    leaves = [fields.decode(f"leaves[{i}]", leaf, 32) for i, leaf in enumerate(fields.items("leaves"))]
+    return LeafBlock(
+        height=fields.uint("height", maximum=2**62),
+        start_index=fields.uint("start_index", maximum=MAX_LEAVES),
+        leaves=b"".join(leaves),
+        root=fields.blob("root", 32) if fields.has("root") else None,
+    )
+
+
+def parse_head(answer: object) -> BlockHead:
+    """`GET blocks/latest` or `blocks/{height}`: the header's part that matters here."""
+    header = Fields(answer, "answer").child("block").child("header")
+    return make_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.moment("time"))
+
+
+def make_head(chain_id: str, height: int, time: float) -> BlockHead:
+    """A head whose parts are there, or `ChainAnswerError`."""
+    if not chain_id or len(chain_id) > 128 or not chain_id.isprintable():
+        raise ChainAnswerError("answer: the block names no chain")
+    if height < 1:
+        raise ChainAnswerError("answer: the block has no height")
+    return BlockHead(chain_id, height, time)
+
+
+def parse_block(answer: object) -> Block:
+    """`GET blocks/{height}`: head and raw transactions."""
+    head = parse_head(answer)
+    data = Fields(answer, "answer").child("block").child("data")
+    return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
+
+
+def parse_syncing(answer: object) -> bool:
+    """`GET syncing`: whether the node still catches up."""
+    fields = Fields(answer, "answer")
+    if not fields.has("syncing"):
+        raise fields.bad("syncing", "missing")
+    return fields.flag("syncing")
+
+
+def parse_node_info(answer: object) -> NodeInfo:
+    """`GET node_info`: chain id and build version."""
+    fields = Fields(answer, "answer")
+    version = fields.child("application_version").text("version") if fields.has("application_version") else ""
+    return NodeInfo(fields.child("default_node_info").text("network"), version)
+
+
+def parse_tx(answer: object) -> TxResult:
+    """`GET tx/{hash}`: code and height; everything else in it may come garbled and is left alone."""
+    fields = Fields(answer, "answer")
+    if not fields.has("height"):
+        raise fields.bad("height", "missing")
+    return TxResult(
+        fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log")
+    )
