@@ -60,7 +60,7 @@ class Queue(Protocol):
         ...
 
     async def show(self, share_ref: str) -> QueueStory | None:
-        """The whole story of the one live share whose name begins with `share_ref` (6 hex characters or more).
+        """The whole story of the one live share whose name begins with `share_ref` (6 hex characters on).
 
         None when there is none or more than one.
         """
