@@ -1,0 +1,168 @@
+"""What happens to a transaction between a node's REST port and a block: CheckTx, the cache and the mempool."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from devnet import tx as txs
+from devnet.chain import Block, Chain, RefusedError
+from devnet.rounds import ACTIVE, STATUS_NAMES
+from devnet.verifying import Verifier
+
+_CACHE_SIZE = 10_000
+PENDING_LOG = "tx pending in mempool (duplicate submission)"
+
+
+class Fate(Enum):
+    """What the fault switches have in mind for an accepted reveal."""
+
+    NORMAL = "normal"
+    NEVER = "never included"
+    BEATEN = "another helper's transaction with the same share goes first"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A node's answer to a broadcast: code 0 means that CheckTx passed, not that it is on chain."""
+
+    hash: bytes
+    code: int
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A reveal in the mempool, perhaps with another helper's transaction in front of it."""
+
+    transactions: tuple[bytes, ...]
+    reveal: txs.Reveal
+
+
+class Admission:
+    """CheckTx and mempool of one chain. All of it runs on the event loop, proof checks in threads."""
+
+    def __init__(self, chain: Chain, verifier: Verifier, *, max_reveals: int = 256) -> None:
+        self.chain = chain
+        self.verifier = verifier
+        self.max_reveals = max_reveals
+        self.filter_duplicates = False
+        self.waiting: list[Waiting] = []
+        self._others: list[bytes] = []
+        self._cache: OrderedDict[bytes, txs.Reveal] = OrderedDict()
+
+    async def submit(
+        self,
+        reveal: txs.Reveal,
+        *,
+        height: int,
+        anchors: int,
+        fate: Fate = Fate.NORMAL,
+        status: int | None = None,
+    ) -> Accepted:
+        """CheckTx as a node at that height makes it, which knows the roots up to height `anchors`.
+
+        `status` is what a lying node takes the round's status for (0: it does not know the round).
+        """
+        raw = txs.encode(reveal)
+        digest = txs.tx_hash(raw)
+        follows = height >= self.chain.height
+        if digest in self._cache:
+            return Accepted(digest, 0)
+        try:
+            if self._is_duplicate(reveal):
+                return Accepted(digest, 0, PENDING_LOG)
+            _check_claim(status)
+            round_ = self.chain.check_reveal(reveal, time=self._time(height), height=height)
+            root = self.chain.anchor(round_, reveal.anchor_height, anchors)
+            wrong = await self.verifier.check(digest, reveal, root)
+            if wrong is not None:
+                return Accepted(digest, 1, wrong)
+            # Blocks were made while the proof was checked: what held then need not hold now.
+            now = self.chain.height if follows else height
+            self.chain.check_reveal(reveal, time=self._time(now), height=now)
+        except RefusedError as refused:
+            return Accepted(digest, refused.code, refused.log)
+        if digest not in self._cache:
+            if self._is_duplicate(reveal):
+                return Accepted(digest, 0, PENDING_LOG)
+            self._admit(digest, raw, reveal, fate)
+        return Accepted(digest, 0)
+
+    def submit_other(self, raw: bytes) -> bytes:
+        """Put a delegation, a vote or a new round (no proofs here) into the next block; returns its hash."""
+        self._others.append(raw)
+        return txs.tx_hash(raw)
+
+    def select(self) -> list[bytes]:
+        """The next block's transactions; whatever is not taken stays."""
+        others, self._others = self._others, []
+        chosen: list[bytes] = []
+        taken = 0
+        for entry in self.waiting:
+            if chosen and len(chosen) + len(entry.transactions) > self.max_reveals:
+                break
+            chosen.extend(entry.transactions)
+            taken += 1
+        del self.waiting[:taken]
+        return others + chosen
+
+    def after_block(self, block: Block) -> None:
+        """As CometBFT does after a commit: check what still waits once more, forget what failed."""
+        for result in block.results:
+            if result.code != 0:
+                self._cache.pop(result.hash, None)
+        for digest, reveal in list(self._cache.items()):
+            round_ = self.chain.rounds.get(reveal.round_id)
+            if round_ is None or round_.status != ACTIVE:
+                del self._cache[digest]
+        kept = []
+        for entry in self.waiting:
+            try:
+                self.chain.check_reveal(entry.reveal, time=block.time, height=block.height)
+                kept.append(entry)
+            except RefusedError:
+                self._forget(entry.transactions)
+        self.waiting = kept
+
+    def remember(self, raw: bytes) -> None:
+        """Put a transaction that was included elsewhere into the cache, as a node that relayed it has it."""
+        message = txs.decode(raw)
+        if isinstance(message, txs.Reveal):
+            self._cache[txs.tx_hash(raw)] = message
+
+    def _is_duplicate(self, reveal: txs.Reveal) -> bool:
+        """Whether newer chains' filter takes this for a second submission of a waiting share."""
+        return self.filter_duplicates and any(
+            entry.reveal.nullifier == reveal.nullifier and entry.reveal.round_id == reveal.round_id
+            for entry in self.waiting
+        )
+
+    def _admit(self, digest: bytes, raw: bytes, reveal: txs.Reveal, fate: Fate) -> None:
+        """Put a checked reveal where its fate wants it."""
+        self._cache[digest] = reveal
+        while len(self._cache) > _CACHE_SIZE:
+            self._cache.popitem(last=False)
+        if fate is Fate.NORMAL:
+            self.waiting.append(Waiting((raw,), reveal))
+        elif fate is Fate.BEATEN:
+            self.waiting.append(Waiting((txs.same_share_elsewhere(raw), raw), reveal))
+
+    def _forget(self, transactions: Iterable[bytes]) -> None:
+        """Take transactions out of the cache: the next submission is checked afresh."""
+        for raw in transactions:
+            self._cache.pop(txs.tx_hash(raw), None)
+
+    def _time(self, height: int) -> int:
+        """The block time that CheckTx compares with: the newest block's of a node at that height."""
+        return self.chain.blocks[height - 1].time if height else 0
+
+
+def _check_claim(status: int | None) -> None:
+    """Refuse as a node does that has the round in another status."""
+    if status == 0:
+        raise RefusedError(3, "vote round not found")
+    if status is not None and status != ACTIVE:
+        raise RefusedError(1, f"vote round is not active: status is {STATUS_NAMES[status]}")

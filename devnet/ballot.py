@@ -1,0 +1,125 @@
+"""A wallet's arithmetic: a vote split into 16 encrypted shares under one vote commitment. No I/O.
+
+Everything here is real: the parts are random and sum to the voter's power, each is encrypted under the round's key
+and committed to under a blind of its own, and the commitments hash to the leaf that goes on chain.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import proofs
+from devnet.gojson import b64
+
+SHARES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BallotShare:
+    """One share: its part of the power, ciphertext, blind, and the nullifier that its reveal will publish."""
+
+    index: int
+    value: int
+    c1: bytes
+    c2: bytes
+    blind: bytes = field(repr=False)
+    nullifier: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One vote, ready to be cast and posted."""
+
+    round_id: bytes
+    proposal_id: int
+    vote_decision: int
+    weight: int
+    commitment: bytes
+    shares_hash: bytes
+    share_comms: tuple[bytes, ...]
+    shares: tuple[BallotShare, ...]
+
+
+def split(weight: int, dice: random.Random) -> list[int]:
+    """16 random non-negative parts that sum to the weight."""
+    cuts = sorted(dice.randint(0, weight) for _ in range(SHARES - 1))
+    return [high - low for low, high in zip([0, *cuts], [*cuts, weight], strict=True)]
+
+
+def seal(
+    *,
+    round_id: bytes,
+    ea_pk: bytes,
+    proposal_id: int,
+    vote_decision: int,
+    weight: int,
+    dice: random.Random,
+) -> Ballot:
+    """Encrypt a vote: tens of milliseconds of CPU. `dice` only splits; keys and blinds are the system's."""
+    parts = split(weight, dice)
+    ciphertexts = [proofs.elgamal_encrypt(ea_pk, part) for part in parts]
+    blinds = [proofs.random_field() for _ in parts]
+    comms = tuple(proofs.share_commitment(blind, c1, c2) for blind, (c1, c2) in zip(blinds, ciphertexts, strict=True))
+    digest = proofs.shares_hash(b"".join(comms))
+    commitment = proofs.vote_commitment(round_id, digest, proposal_id, vote_decision)
+    shares = tuple(
+        BallotShare(
+            index=index,
+            value=part,
+            c1=c1,
+            c2=c2,
+            blind=blind,
+            nullifier=proofs.share_nullifier(commitment, index, blind),
+        )
+        for index, (part, (c1, c2), blind) in enumerate(zip(parts, ciphertexts, blinds, strict=True))
+    )
+    return Ballot(round_id, proposal_id, vote_decision, weight, commitment, digest, comms, shares)
+
+
+def post_body(ballot: Ballot, share: BallotShare, position: int, submit_at: int) -> dict[str, Any]:
+    """The body of `POST /shielded-vote/v1/shares` as wallets send it; `submit_at` 0 is left out."""
+    sealed = [_ciphertext(each) for each in ballot.shares]
+    body: dict[str, Any] = {
+        "all_enc_shares": sealed,
+        "enc_share": sealed[share.index],
+        "primary_blind": b64(share.blind),
+        "proposal_id": ballot.proposal_id,
+        "share_comms": [b64(comm) for comm in ballot.share_comms],
+        "shares_hash": b64(ballot.shares_hash),
+        "tree_position": position,
+        "vote_decision": ballot.vote_decision,
+        "vote_round_id": ballot.round_id.hex(),
+    }
+    if submit_at:
+        body["submit_at"] = submit_at
+    return body
+
+
+def immediate() -> list[int]:
+    """Every share at once."""
+    return [0] * SHARES
+
+
+def same_second(at: int) -> list[int]:
+    """Every share in the same unix second."""
+    return [at] * SHARES
+
+
+def spread(start: float, seconds: float, dice: random.Random) -> list[int]:
+    """Every share at a random second of a window."""
+    return [int(start + dice.uniform(0, seconds)) for _ in range(SHARES)]
+
+
+def checked_times(times: Sequence[int]) -> list[int]:
+    """16 times, or ValueError."""
+    if len(times) != SHARES:
+        raise ValueError(f"a vote has {SHARES} shares, got {len(times)} times")
+    return list(times)
+
+
+def _ciphertext(share: BallotShare) -> dict[str, Any]:
+    """A share's ciphertext in a body."""
+    return {"c1": b64(share.c1), "c2": b64(share.c2), "share_index": share.index}

@@ -1,0 +1,258 @@
+"""The chain's state machine: transactions in, blocks out; no I/O and no clock of its own.
+
+`Chain.apply` is deterministic: the same transactions at the same heights and times give the same state, which is
+how the journal brings a chain back after a kill. Proofs are checked before a transaction gets here (`admission`),
+everything else is checked both there and here, in the real chain's order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import proofs
+from devnet import tx as txs
+from devnet.rounds import ACTIVE, FINALIZED, PENDING, STATUS_NAMES, TALLYING, Round
+
+Event = tuple[str, dict[str, str]]
+Totals = dict[bytes, dict[tuple[int, int], int]]
+_NAMES = {txs.Reveal: "MsgRevealShare", txs.Delegation: "MsgDelegateVote", txs.Cast: "MsgCastVote"}
+
+
+class RefusedError(Exception):
+    """A transaction that the chain does not take: its code and log."""
+
+    def __init__(self, code: int, log: str) -> None:
+        super().__init__(log)
+        self.code, self.log = code, log
+
+
+@dataclass(frozen=True, slots=True)
+class TxResult:
+    """What became of a transaction in its block."""
+
+    tx: bytes
+    hash: bytes
+    height: int
+    index: int
+    code: int
+    log: str
+    action: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block with its results; hashes are 32 bytes, `time_ns` unix nanoseconds."""
+
+    height: int
+    time_ns: int
+    hash: bytes
+    last_hash: bytes
+    app_hash: bytes
+    last_results_hash: bytes
+    results: tuple[TxResult, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def time(self) -> int:
+        """The block's time in whole unix seconds, as the chain compares it."""
+        return self.time_ns // 1_000_000_000
+
+
+class Chain:
+    """All that the chain knows, at its newest block."""
+
+    def __init__(self, chain_id: str) -> None:
+        self.chain_id = chain_id
+        self.blocks: list[Block] = []
+        self.rounds: dict[bytes, Round] = {}
+        self.transactions: dict[bytes, TxResult] = {}
+        self.reveals: dict[bytes, list[TxResult]] = {}
+
+    @property
+    def height(self) -> int:
+        """The newest block's height, 0 before the first."""
+        return len(self.blocks)
+
+    @property
+    def time(self) -> int:
+        """The newest block's time in unix seconds."""
+        return self.blocks[-1].time if self.blocks else 0
+
+    def check_reveal(self, reveal: txs.Reveal, *, time: int, height: int) -> Round:
+        """Everything about a reveal but root and proof, in the chain's order; RefusedError, else its round."""
+        round_ = self._votable(reveal.round_id, time, height)
+        spent_at = round_.nullifiers.get(reveal.nullifier)
+        if spent_at is not None and spent_at <= height:
+            raise RefusedError(1, f"nullifier already spent: {reveal.nullifier.hex()}")
+        options = round_.option_count(reveal.proposal_id)
+        if not options:
+            raise RefusedError(1, f"invalid proposal ID: {reveal.proposal_id}")
+        if reveal.vote_decision >= options:
+            raise RefusedError(1, f"invalid vote decision: {reveal.vote_decision} is not below {options}")
+        return round_
+
+    def anchor(self, round_: Round, anchor_height: int, known: int) -> bytes:
+        """The root at an anchor height among those known up to `known`, or RefusedError."""
+        block = round_.leaf_block_at(anchor_height)
+        if block is None or block.height > known:
+            raise RefusedError(1, f"invalid zero-knowledge proof: no commitment tree root at height {anchor_height}")
+        return block.root
+
+    def apply(self, time_ns: int, transactions: Sequence[bytes], totals: Totals | None = None) -> Block:
+        """Make the next block. `totals` are decryptions done beforehand (else they are done here)."""
+        height, time = self.height + 1, time_ns // 1_000_000_000
+        last = self.blocks[-1] if self.blocks else None
+        results = tuple(self._deliver(raw, height, time, index) for index, raw in enumerate(transactions))
+        events = tuple(self._end_block(height, time, totals or {}))
+        data = hashlib.sha256(b"".join(result.hash for result in results)).digest()
+        head = f"{self.chain_id}/{height}/{time_ns}/".encode() + (last.hash if last else b"") + data
+        block = Block(
+            height=height,
+            time_ns=time_ns,
+            hash=hashlib.sha256(head).digest(),
+            last_hash=last.hash if last else b"",
+            app_hash=hashlib.sha256((last.app_hash if last else b"") + data + repr(events).encode()).digest(),
+            last_results_hash=_results_hash(last.results if last else ()),
+            results=results,
+            events=events,
+        )
+        self.blocks.append(block)
+        return block
+
+    def finalizing(self) -> list[Round]:
+        """The rounds whose tally the next block will publish."""
+        height = self.height + 1
+        return [round_ for round_ in self.rounds.values() if _tally_due(round_, height)]
+
+    def _votable(self, round_id: bytes, time: int, height: int) -> Round:
+        """The round, if votes and reveals may enter it at that block time and height."""
+        round_ = self.rounds.get(round_id)
+        status = round_.status_at(height) if round_ else None
+        if round_ is None or status is None:
+            raise RefusedError(3, "vote round not found")
+        if status != ACTIVE:
+            raise RefusedError(1, f"vote round is not active: status is {STATUS_NAMES[status]}")
+        if time >= round_.vote_end_time:
+            end = round_.vote_end_time
+            raise RefusedError(1, f"vote round is not active: vote_end_time {end} <= block_time {time}")
+        return round_
+
+    def _deliver(self, raw: bytes, height: int, time: int, index: int) -> TxResult:
+        """Run one transaction in the block being made."""
+        code, log, action = 0, "", "MsgCreateVotingSession"
+        events: tuple[Event, ...] = ()
+        try:
+            message = txs.decode(raw)
+            action = _NAMES.get(type(message), action)
+            events = self._execute(message, height, time)
+        except RefusedError as refused:
+            code, log = refused.code, refused.log
+        except (txs.TxError, proofs.ProofsError) as error:
+            code, log = 2, str(error)
+        result = TxResult(raw, txs.tx_hash(raw), height, index, code, log, action, events)
+        self.transactions.setdefault(result.hash, result)
+        if action == "MsgRevealShare" and code == 0:
+            self.reveals.setdefault(bytes.fromhex(events[0][1]["vote_round_id"]), []).append(result)
+        return result
+
+    def _execute(self, message: txs.Message, height: int, time: int) -> tuple[Event, ...]:
+        """Change the state by one message; returns its events."""
+        match message:
+            case txs.Reveal():
+                round_ = self.check_reveal(message, time=time, height=height)
+                round_.nullifiers[message.nullifier] = height
+                round_.count(message.proposal_id, message.vote_decision, message.enc_share)
+                return (("reveal_share", _reveal_attributes(message)),)
+            case txs.Delegation(round_id, leaves):
+                start = self._votable(round_id, time, height).append(height, leaves)
+                index = str(start) if len(leaves) == 1 else f"{start}..{start + len(leaves) - 1}"
+                values = {"vote_round_id": round_id.hex(), "leaf_index": index, "nullifier_count": "5"}
+                return (("delegate_vote", values),)
+            case txs.Cast(round_id, note, commitments):
+                start = self._votable(round_id, time, height).append(height, (note, *commitments))
+                index = ",".join(str(start + offset) for offset in range(len(commitments) + 1))
+                return (("cast_vote", {"vote_round_id": round_id.hex(), "leaf_index": index}),)
+            case txs.NewRound(fields):
+                round_ = Round(fields, height, time)
+                if round_.round_id in self.rounds:
+                    raise RefusedError(1, "vote round already exists")
+                self.rounds[round_.round_id] = round_
+                return (("create_voting_session", {"vote_round_id": round_.round_id.hex()}),)
+
+    def _end_block(self, height: int, time: int, totals: Totals) -> list[Event]:
+        """Seal the block's roots and move the rounds on; returns the block's own events."""
+        events: list[Event] = []
+        for round_ in self.rounds.values():
+            root = round_.seal(height)
+            if root is not None:
+                values = {
+                    "vote_round_id": round_.round_id.hex(),
+                    "tree_root": root.hex(),
+                    "block_height": str(height),
+                }
+                events.append(("commitment_tree_root", values))
+            if height == min(round_.created_at_height + 1, round_.active_height):
+                round_.dkg_at = time
+            before, after = round_.status, self._next_status(round_, height, time)
+            if after == before:
+                continue
+            if after == TALLYING:
+                round_.tally_started_at = time
+            elif after == FINALIZED:
+                known = totals.get(round_.round_id)
+                round_.totals = round_.decrypt() if known is None else known
+            round_.move(height, after)
+            values = {
+                "vote_round_id": round_.round_id.hex(),
+                "old_status": STATUS_NAMES[before],
+                "new_status": STATUS_NAMES[after],
+            }
+            events.append(("round_status_change", values))
+        return events
+
+    def _next_status(self, round_: Round, height: int, time: int) -> int:
+        """The round's status after the block of that height and time."""
+        if round_.status == PENDING and height >= round_.active_height:
+            return ACTIVE
+        if round_.status == ACTIVE and time >= round_.vote_end_time:
+            return TALLYING
+        if _tally_due(round_, height):
+            return FINALIZED
+        return round_.status
+
+
+def _tally_due(round_: Round, height: int) -> bool:
+    """Whether the block of that height publishes the round's tally."""
+    return round_.status == TALLYING and height >= round_.history[-1][0] + round_.tally_blocks
+
+
+def _reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
+    """The attributes of the event of a counted reveal."""
+    return {
+        "vote_round_id": reveal.round_id.hex(),
+        "proposal_id": str(reveal.proposal_id),
+        "vote_decision": str(reveal.vote_decision),
+        "share_nullifier": reveal.nullifier.hex(),
+    }
+
+
+def _results_hash(results: Sequence[TxResult]) -> bytes:
+    """A digest of a block's results; of nothing, the SHA-256 of nothing, as on the real chain."""
+    return hashlib.sha256(b"".join(bytes([r.code]) + r.hash for r in results)).digest()
+
+
+def state_figures(chain: Chain) -> dict[str, Any]:
+    """Counts of what the chain holds, for statistics."""
+    rounds = chain.rounds.values()
+    return {
+        "height": chain.height,
+        "rounds": len(chain.rounds),
+        "leaves": sum(len(round_.tree) for round_ in rounds),
+        "reveals_counted": sum(len(round_.nullifiers) for round_ in rounds),
+        "transactions": len(chain.transactions),
+        "transactions_failed": sum(result.code != 0 for result in chain.transactions.values()),
+    }

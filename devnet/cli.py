@@ -1,0 +1,75 @@
+"""The command line of the dev chain: `python -m devnet`, and the function behind `svote-helper devnet`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from devnet.journal import JournalError
+from devnet.network import Options
+from devnet.server import Addresses, run
+
+
+class Circuit(StrEnum):
+    """The two circuit generations."""
+
+    K10 = "k10"
+    K11 = "k11"
+
+
+class Duplicates(StrEnum):
+    """What happens to a second reveal of a share that waits in the mempool."""
+
+    BOTH = "both"
+    FILTER = "filter"
+
+
+def devnet(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    rest_port: Annotated[int, typer.Option(help="REST port; 0 takes a free one.")] = 11317,
+    rpc_port: Annotated[int, typer.Option(help="Consensus RPC port; 0 takes a free one.")] = 36657,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the ready line here as well.")] = None,
+    db: Annotated[Path | None, typer.Option(help="Keep the chain in this file; else in memory.")] = None,
+    chain_id: Annotated[str, typer.Option(help="The chain's id.")] = "svote-devnet-1",
+    circuit: Annotated[Circuit, typer.Option(help="Circuit that proofs must be of.")] = Circuit.K10,
+    version: Annotated[
+        str | None, typer.Option(help="Build version of the nodes, may be empty; else the circuit's.")
+    ] = None,
+    block_seconds: Annotated[float, typer.Option(help="Time between blocks; 0: only on demand.")] = 1.0,
+    clock_offset: Annotated[float, typer.Option(help="Seconds that block times are off.")] = 0.0,
+    max_reveals_per_block: Annotated[int, typer.Option(min=1, help="Most reveals in a block.")] = 256,
+    page_leaves: Annotated[int, typer.Option(min=0, help="Page leaves as newer chains do; 0: no.")] = 0,
+    duplicates: Annotated[Duplicates, typer.Option(help="Second reveals of a share.")] = Duplicates.BOTH,
+    stand_in_proofs: Annotated[bool, typer.Option(help="Accept test proofs as well.")] = False,
+    request_log: Annotated[Path | None, typer.Option(help="Append every request here, as NDJSON.")] = None,
+    extra_nodes: Annotated[int, typer.Option(min=0, max=16, help="More nodes, on free ports.")] = 0,
+) -> None:
+    """Run an embedded vote chain: blocks, trees, rounds and real proof verification on loopback."""
+    options = Options(
+        chain_id=chain_id,
+        circuit=circuit.value,
+        version=version,
+        db=db,
+        block_seconds=block_seconds,
+        clock_offset_seconds=clock_offset,
+        max_reveals=max_reveals_per_block,
+        page_leaves=page_leaves,
+        duplicates=duplicates.value,
+        stand_in=stand_in_proofs,
+        request_log=request_log,
+        extra_nodes=extra_nodes,
+    )
+    try:
+        uvloop.run(run(options, Addresses(host, rest_port, rpc_port), ready_file))
+    except JournalError as error:
+        raise SystemExit(str(error)) from None
+
+
+def main() -> None:
+    """Run the dev chain with the arguments of this process."""
+    typer.run(devnet)

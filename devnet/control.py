@@ -1,0 +1,268 @@
+"""The dev chain's own routes, `/devnet/…` on every node's REST port: rounds, votes, blocks, faults, the log.
+
+On a real chain delegations and votes carry proofs of two more circuits. Those are outside this product, so votes
+come in here without them: the leaves they append are all that a helper ever sees of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import proofs
+from devnet.answers import answer, error
+from devnet.blocks import rfc3339_nano
+from devnet.chain import TxResult
+from devnet.faults import FaultRequest, Faults
+from devnet.network import DevNet
+from devnet.tx import Cast, Delegation, NewRound, encode
+from devnet.validators import validator_json
+
+_DEFAULT_PROPOSALS: list[dict[str, Any]] = [
+    {"title": "Proposal A", "description": "First proposal", "options": ["Support", "Oppose"]},
+    {"title": "Proposal B", "description": "Second proposal", "options": ["Support", "Oppose"]},
+]
+_FOREVER = 1 << 40
+T = TypeVar("T", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    """A request body: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProposalBody(_Body):
+    """A proposal of a new round: options as labels; ids count from 1 unless given."""
+
+    id: int | None = None
+    title: str = ""
+    description: str = ""
+    options: list[str] = Field(min_length=1, max_length=8)
+
+
+class RoundBody(_Body):
+    """A new round. It ends at `vote_end_time` or `seconds` from now; `status` 1 makes it ACTIVE at once, 4 never."""
+
+    proposals: list[ProposalBody] | None = None
+    vote_end_time: int | None = None
+    seconds: float = 3600
+    status: int | None = None
+    pending_blocks: int = Field(2, ge=0)
+    tally_blocks: int = Field(3, ge=1)
+    vote_round_id: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+
+
+class CastBody(_Body):
+    """A vote: its commitment (hex), or a batch of them under one VAN; wait up to so many seconds for its block."""
+
+    round_id: str
+    vote_commitment: str | None = None
+    vote_commitments: list[str] = Field(default_factory=list)
+    wait: float = 0
+
+
+class DelegateBody(_Body):
+    """Random leaves for a round's tree, all in one transaction."""
+
+    round_id: str
+    count: int = Field(1, ge=1, le=1_000_000)
+
+
+class MineBody(_Body):
+    """Blocks to make now: at the clock's time, at `time` (unix seconds), or with the clock moved on for good."""
+
+    blocks: int = Field(1, ge=1, le=10_000)
+    time: float | None = None
+    advance_seconds: float = 0
+
+
+class ValidatorBody(_Body):
+    """A validator to put into staking, or to take out."""
+
+    operator_address: str
+    moniker: str = "validator"
+    status: str = "BOND_STATUS_BONDED"
+    remove: bool = False
+
+
+async def post_round(request: Request) -> Response:
+    """Create a round in the next block."""
+    devnet, body = _devnet(request), await _body(request, RoundBody)
+    secret, public = proofs.elgamal_keygen(secrets.token_bytes(32))
+    end = body.vote_end_time
+    pending = {1: 0, 4: _FOREVER}.get(body.status or 0, body.pending_blocks)
+    given = [proposal.model_dump(exclude_none=True) for proposal in body.proposals or []]
+    fields = {
+        "vote_round_id": body.vote_round_id or proofs.random_field().hex(),
+        "vote_end_time": end if end is not None else int(devnet.producer.now_ns() / 1e9 + body.seconds),
+        "proposals": given or _DEFAULT_PROPOSALS,
+        "pending_blocks": pending,
+        "tally_blocks": body.tally_blocks,
+        "ea_secret": secret.hex(),
+        "ea_pk": public.hex(),
+    }
+    digest = devnet.admission.submit_other(encode(NewRound(fields)))
+    shown = {name: fields[name] for name in ("vote_round_id", "vote_end_time", "ea_pk")}
+    return answer({**shown, "tx_hash": digest.hex().upper()})
+
+
+async def post_cast(request: Request) -> Response:
+    """Cast a vote in the next block; answers its hash, and its positions if it was waited for."""
+    devnet, body = _devnet(request), await _body(request, CastBody)
+    wanted = [body.vote_commitment] if body.vote_commitment else body.vote_commitments
+    commitments = tuple(_element(text) for text in wanted)
+    if not commitments:
+        raise error(400, "vote_commitment or vote_commitments is needed")
+    vote = Cast(_element(body.round_id), proofs.random_field(), commitments)
+    digest = devnet.admission.submit_other(encode(vote))
+    result = await _wait_for(devnet, digest, body.wait)
+    return answer(_cast_json(result) if result else {"tx_hash": digest.hex().upper()})
+
+
+async def get_cast(request: Request) -> Response:
+    """Where a cast vote's leaves are; 404 while it is not in a block. `?wait=` waits so many seconds for it."""
+    digest = _element(request.path_params["hash"])
+    result = await _wait_for(_devnet(request), digest, float(request.query_params.get("wait", 0)))
+    if result is None:
+        raise error(404, "tx not found")
+    return answer(_cast_json(result))
+
+
+async def post_delegate(request: Request) -> Response:
+    """Append random leaves in the next block."""
+    devnet, body = _devnet(request), await _body(request, DelegateBody)
+    leaves = tuple(proofs.random_field() for _ in range(body.count))
+    digest = devnet.admission.submit_other(encode(Delegation(_element(body.round_id), leaves)))
+    return answer({"tx_hash": digest.hex().upper()})
+
+
+async def post_mine(request: Request) -> Response:
+    """Make blocks now; answers the newest height and time."""
+    devnet, body = _devnet(request), await _body(request, MineBody)
+    devnet.producer.offset_seconds += body.advance_seconds
+    at = None if body.time is None else int(body.time * 1e9)
+    for _ in range(body.blocks):
+        await devnet.producer.mine(time_ns=at)
+    block = devnet.chain.blocks[-1]
+    return answer({"height": block.height, "time": block.time_ns / 1e9})
+
+
+async def post_faults(request: Request) -> Response:
+    """Set this node's fault switches; answers all of its rules."""
+    devnet, body = _devnet(request), await _body(request, FaultRequest)
+    faults: Faults = request.app.state.faults
+    faults.apply(body, devnet.chain.height)
+    if body.halt_chain is not None:
+        devnet.producer.halted = body.halt_chain
+    if body.clock_offset_seconds is not None:
+        devnet.producer.offset_seconds = body.clock_offset_seconds
+    if body.duplicates is not None:
+        devnet.admission.filter_duplicates = body.duplicates == "filter"
+    if body.circuit is not None:
+        devnet.verifier.circuit = body.circuit
+    if body.version is not None:
+        devnet.version = body.version
+    return answer(faults.shown())
+
+
+async def get_faults(request: Request) -> Response:
+    """This node's fault rules."""
+    return answer(request.app.state.faults.shown())
+
+
+async def get_requests(request: Request) -> Response:
+    """The request log of all nodes, oldest first, from behind `after`."""
+    params = request.query_params
+    entries = _devnet(request).log.after(int(params.get("after", 0)), int(params.get("limit", 10_000)))
+    return answer({"requests": entries})
+
+
+async def get_stats(request: Request) -> Response:
+    """CPU seconds and counts."""
+    return answer(_devnet(request).stats())
+
+
+async def post_validator(request: Request) -> Response:
+    """Bond a validator, change its status, or remove it."""
+    devnet, body = _devnet(request), await _body(request, ValidatorBody)
+    if body.remove:
+        devnet.remove_validator(body.operator_address)
+        return answer({})
+    born = rfc3339_nano(devnet.producer.now_ns())
+    record = validator_json(body.operator_address, body.moniker, body.status, born)
+    devnet.set_validator(record)
+    return answer({"validator": record})
+
+
+ROUTES = [
+    Route("/devnet/rounds", post_round, methods=["POST"]),
+    Route("/devnet/cast", post_cast, methods=["POST"]),
+    Route("/devnet/cast/{hash}", get_cast),
+    Route("/devnet/delegate", post_delegate, methods=["POST"]),
+    Route("/devnet/mine", post_mine, methods=["POST"]),
+    Route("/devnet/faults", post_faults, methods=["POST"]),
+    Route("/devnet/faults", get_faults),
+    Route("/devnet/requests", get_requests),
+    Route("/devnet/stats", get_stats),
+    Route("/devnet/validators", post_validator, methods=["POST"]),
+]
+
+
+def _devnet(request: Request) -> DevNet:
+    """The chain behind a request."""
+    devnet = request.app.state.devnet
+    assert isinstance(devnet, DevNet)
+    return devnet
+
+
+async def _body(request: Request, model: type[T]) -> T:
+    """The body as that model, or 400 saying what is wrong with it."""
+    try:
+        return model.model_validate_json(await request.body() or b"{}")
+    except ValidationError as wrong:
+        problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in wrong.errors()]
+        raise error(400, "; ".join(problems)) from None
+
+
+def _element(text: str) -> bytes:
+    """32 bytes from hex, or 400."""
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise error(400, f"not 32 bytes of hex: {text[:80]}")
+    return value
+
+
+async def _wait_for(devnet: DevNet, digest: bytes, seconds: float) -> TxResult | None:
+    """Wait until a transaction is in a block, at most so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            while digest not in devnet.chain.transactions:
+                await devnet.producer.next_block()
+    except TimeoutError:
+        return None
+    return devnet.chain.transactions[digest]
+
+
+def _cast_json(result: TxResult) -> dict[str, Any]:
+    """A cast vote's fate: height, code, log, and its leaves' positions when it went through."""
+    shown: dict[str, Any] = {
+        "tx_hash": result.hash.hex().upper(),
+        "height": result.height,
+        "code": result.code,
+        "log": result.log,
+    }
+    leaves = next((values.get("leaf_index", "") for kind, values in result.events if kind == "cast_vote"), "")
+    if leaves:
+        van, *positions = (int(part) for part in leaves.split(","))
+        shown |= {"van_position": van, "vc_positions": positions, "vc_position": positions[0]}
+    return shown

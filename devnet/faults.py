@@ -1,0 +1,195 @@
+"""What can go wrong, as switches: for each node, for all of its routes or for some.
+
+Probabilities are numbers from 0 to 1 (true is 1). `Faults.decide` rolls the dice for one request; the dice are
+seedable. A rule's `times` limits how often its probabilities may strike before they are spent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+# In the order in which they are rolled; the first that strikes decides how the request ends.
+BEFORE = ("refuse", "status_503", "status_502")
+AFTER = ("status_502_after", "drop_reply", "html", "half_json")
+FATES = ("never_include", "include_failed")
+_ANY = "*"
+
+
+class Switches(BaseModel):
+    """One rule's switches. Those left out keep their value."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    latency_ms: float = Field(0, ge=0, description="wait before acting")
+    refuse: Probability = Field(0, description="close the connection at once, without acting")
+    status_503: Probability = Field(0, description="answer 503 (keys are warming up), without acting")
+    status_502: Probability = Field(0, description="answer 502 (consensus engine lost), without acting")
+    status_502_after: Probability = Field(0, description="act, then answer that 502")
+    drop_reply: Probability = Field(0, description="act, then close the connection without an answer")
+    html: Probability = Field(0, description="act, then answer a page of HTML with status 200")
+    half_json: Probability = Field(0, description="act, then answer the first half of the body")
+    trickle: float = Field(0, ge=0, description="answer a byte every so many seconds")
+    never_include: Probability = Field(0, description="reveals: accepted, never in a block")
+    include_failed: Probability = Field(0, description="reveals: included and failing, another helper was first")
+    hide_tx: bool = Field(False, description="tx look-ups answer 404")
+    freeze_blocks: bool = Field(False, description="the node stops following the chain where it is now")
+    stale: float = Field(0, ge=0, description="the node serves the chain as it was so many seconds ago")
+    reset_height: int | None = Field(None, ge=1, description="the node falls back to this height and follows from it")
+    catching_up: bool = Field(False, description="the node says that it is syncing")
+    chain_id: str | None = Field(None, description="the node says that it is on this chain")
+    wrong_root: bool = Field(False, description="tree roots are served wrong")
+    round_status: int | None = Field(None, ge=0, le=4, description="every round's status; 0: not found")
+    anchor_unknown: int = Field(0, ge=0, description="broadcasts: roots of the newest so many blocks are unknown")
+
+
+class FaultRequest(Switches):
+    """The body of `POST /devnet/faults`: switches, the routes they are for, and what holds for the whole chain."""
+
+    routes: list[str] | None = Field(None, description="route names; left out: every route of this node")
+    reset: bool = Field(False, description="first forget the rules for these routes (without routes: all rules)")
+    seed: int | None = Field(None, description="seed this node's dice")
+    times: int | None = Field(None, ge=1, description="how often these rules' probabilities may strike")
+    halt_chain: bool | None = Field(None, description="whole chain: make no blocks on the timer")
+    clock_offset_seconds: float | None = Field(None, description="whole chain: block times off by this")
+    duplicates: str | None = Field(
+        None, pattern="^(both|filter)$", description="whole chain: second reveals of a share"
+    )
+    circuit: str | None = Field(
+        None, pattern="^k1[01]$", description="whole chain: verify with this circuit from now on"
+    )
+    version: str | None = Field(None, description="whole chain: the build version that node_info serves")
+
+
+@dataclass
+class Rule:
+    """The switches set for one route (or all), and what they remember."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    times: int | None = None
+    frozen_at: int = 0
+    reset_at: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one request."""
+
+    ending: str | None = None
+    fates: tuple[str, ...] = ()
+    latency_ms: float = 0
+    trickle: float = 0
+    height: int = 0
+    hide_tx: bool = False
+    catching_up: bool = False
+    chain_id: str | None = None
+    wrong_root: bool = False
+    round_status: int | None = None
+    anchor_unknown: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The faults that struck, for the request log."""
+        return [*([self.ending] if self.ending else []), *self.fates]
+
+
+class Faults:
+    """One node's rules."""
+
+    def __init__(self) -> None:
+        self.rules: dict[str, Rule] = {}
+        self._dice = random.Random(0)
+
+    def apply(self, request: FaultRequest, height: int) -> None:
+        """Set switches; `height` is the chain's newest block, for those that remember where they were set."""
+        routes = request.routes or [_ANY]
+        if request.reset:
+            for route in list(self.rules) if request.routes is None else routes:
+                self.rules.pop(route, None)
+        if request.seed is not None:
+            self._dice = random.Random(request.seed)
+        values = {
+            name: value
+            for name, value in request.model_dump(exclude_unset=True).items()
+            if name in Switches.model_fields
+        }
+        if not values:
+            return
+        for route in routes:
+            rule = self.rules.setdefault(route, Rule())
+            if values.get("freeze_blocks") and not rule.values.get("freeze_blocks"):
+                rule.frozen_at = height
+            if values.get("reset_height"):
+                rule.reset_at = height
+            rule.values.update(values)
+            rule.times = request.times
+
+    def shown(self) -> dict[str, Any]:
+        """The rules as they stand."""
+        return {
+            route: {**rule.values, **({} if rule.times is None else {"times_left": rule.times})}
+            for route, rule in self.rules.items()
+        }
+
+    def decide(self, route: str, newest: int, height_before: Callable[[float], int]) -> Decision:
+        """Roll for one request. `newest` is the chain's height, `height_before(seconds)` its height then."""
+        if not self.rules:
+            return Decision(height=newest)
+        ending = next((name for name in (*BEFORE, *AFTER) if self._strikes(route, name)), None)
+        # A request that ends before it acts has no fate in a block.
+        fates = () if ending in BEFORE else tuple(name for name in FATES if self._strikes(route, name))
+        return Decision(
+            ending=ending,
+            fates=fates[:1],
+            latency_ms=self._value(route, "latency_ms", 0),
+            trickle=self._value(route, "trickle", 0),
+            height=self._height(route, newest, height_before),
+            hide_tx=self._value(route, "hide_tx", False),
+            catching_up=self._value(route, "catching_up", False),
+            chain_id=self._value(route, "chain_id", None),
+            wrong_root=self._value(route, "wrong_root", False),
+            round_status=self._value(route, "round_status", None),
+            anchor_unknown=self._value(route, "anchor_unknown", 0),
+        )
+
+    def _rule(self, route: str, name: str) -> Rule | None:
+        """The rule that holds a switch for a route: the route's own before the one for all."""
+        for key in (route, _ANY):
+            rule = self.rules.get(key)
+            if rule is not None and name in rule.values:
+                return rule
+        return None
+
+    def _value(self, route: str, name: str, default: Any) -> Any:
+        """A switch's value for a route."""
+        rule = self._rule(route, name)
+        return default if rule is None else rule.values[name]
+
+    def _strikes(self, route: str, name: str) -> bool:
+        """Roll for one probability, counting it against its rule's limit."""
+        rule = self._rule(route, name)
+        if rule is None or rule.times == 0 or self._dice.random() >= rule.values[name]:
+            return False
+        if rule.times is not None:
+            rule.times -= 1
+        return True
+
+    def _height(self, route: str, newest: int, height_before: Callable[[float], int]) -> int:
+        """The height up to which the node serves the chain for this request."""
+        height = newest
+        frozen = self._rule(route, "freeze_blocks")
+        if frozen is not None and frozen.values["freeze_blocks"]:
+            height = min(height, frozen.frozen_at)
+        stale = self._value(route, "stale", 0)
+        if stale:
+            height = min(height, height_before(stale))
+        reset = self._rule(route, "reset_height")
+        if reset is not None and reset.values["reset_height"]:
+            height = min(height, reset.values["reset_height"] + newest - reset.reset_at)
+        return max(height, 1)

@@ -1,0 +1,100 @@
+"""JSON as the chain's Go programs write and read it.
+
+Two habits matter to a client: fields with a zero value are left out, and the text of a parse error is Go's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_LOOKING_FOR = {
+    "Expecting property name enclosed in double quotes": "looking for beginning of object key string",
+    "Expecting value": "looking for beginning of value",
+    "Expecting ':' delimiter": "after object key",
+    "Expecting ',' delimiter": "after object key:value pair",
+    "Illegal trailing comma before end of object": "looking for beginning of object key string",
+    "Illegal trailing comma before end of array": "looking for beginning of value",
+    "Extra data": "after top-level value",
+    "Invalid control character at": "in string literal",
+    "Invalid \\escape": "in string escape code",
+}
+
+
+class GoJsonError(ValueError):
+    """A body that Go's decoder would refuse; the message is the one that it would give."""
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON with Go's escapes (the HTML characters and the two line separators)."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    for char, escape in _ESCAPED.items():
+        text = text.replace(char, escape)
+    return text.encode()
+
+
+def omit_zero(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without those that hold 0, false, an empty string, list or object, or None."""
+    return {name: value for name, value in fields.items() if value not in (0, "", None, [], {})}
+
+
+def b64(value: bytes) -> str:
+    """Standard base64, as Go writes a byte slice."""
+    return base64.b64encode(value).decode("ascii")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request, or GoJsonError with Go's own words for what is wrong with it."""
+    text = body.decode("utf-8", errors="replace")
+    if not text.strip():
+        raise GoJsonError("EOF" if not text else "unexpected end of JSON input")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise GoJsonError(_go_words(error, text)) from None
+    except RecursionError:
+        raise GoJsonError("exceeded max depth") from None
+    if not isinstance(value, dict):
+        raise GoJsonError(f"json: cannot unmarshal {_go_kind(value)} into Go value of type map[string]any")
+    return value
+
+
+def take_bytes(fields: Mapping[str, Any], name: str) -> bytes:
+    """A base64 field; absent and null are empty, as for a Go byte slice."""
+    value = fields.get(name)
+    if value is None:
+        return b""
+    if not isinstance(value, str):
+        raise GoJsonError(f"json: cannot unmarshal {_go_kind(value)} into Go struct field .{name} of type []uint8")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise GoJsonError("illegal base64 data at input byte 0") from None
+
+
+def take_uint(fields: Mapping[str, Any], name: str, bits: int) -> int:
+    """An unsigned number of that many bits; absent and null are 0."""
+    value = fields.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**bits:
+        kind = f"number {value}" if isinstance(value, int | float) and not isinstance(value, bool) else _go_kind(value)
+        raise GoJsonError(f"json: cannot unmarshal {kind} into Go struct field .{name} of type uint{bits}")
+    return value
+
+
+def _go_words(error: json.JSONDecodeError, text: str) -> str:
+    """Python's parse error in the words of Go's scanner."""
+    if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
+        return "unexpected end of JSON input"
+    return f"invalid character '{text[error.pos]}' {_LOOKING_FOR.get(error.msg, error.msg)}"
+
+
+def _go_kind(value: Any) -> str:
+    """What Go's decoder calls a JSON value of another type."""
+    kinds = {bool: "bool", str: "string", list: "array", dict: "object", int: "number", float: "number"}
+    return kinds.get(type(value), "null")

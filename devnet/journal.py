@@ -1,0 +1,78 @@
+"""The chain on disk: every block's inputs, from which `Chain.apply` makes the same chain again after a kill.
+
+The mempool is not kept, as on a real node: what was accepted and not yet in a block is gone after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from devnet.chain import Chain, Totals
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS blocks (height INTEGER PRIMARY KEY, time_ns INTEGER NOT NULL, totals TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS transactions (
+  height INTEGER NOT NULL, position INTEGER NOT NULL, raw BLOB NOT NULL, PRIMARY KEY (height, position)
+);
+"""
+
+
+class JournalError(RuntimeError):
+    """The file is not this chain's."""
+
+
+class Journal:
+    """An append-only log of blocks in SQLite; `path` None keeps it in memory."""
+
+    def __init__(self, path: Path | None, chain_id: str) -> None:
+        self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.executescript(_SCHEMA)
+        known = self.get("chain_id")
+        if known is None:
+            self.set("chain_id", chain_id)
+        elif known != chain_id:
+            self._db.close()
+            raise JournalError(f"{path} holds the chain {known}, not {chain_id}: give another file or chain id")
+
+    def get(self, key: str) -> str | None:
+        """A remembered value."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else None
+
+    def set(self, key: str, value: str) -> None:
+        """Remember a value."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def append(self, height: int, time_ns: int, transactions: Sequence[bytes], totals: Totals) -> None:
+        """Write one block's inputs; they survive a kill of the process from here on."""
+        shown = {
+            round_id.hex(): [[proposal, option, total] for (proposal, option), total in values.items()]
+            for round_id, values in totals.items()
+        }
+        self._db.execute("BEGIN")
+        self._db.execute("INSERT INTO blocks VALUES (?, ?, ?)", (height, time_ns, json.dumps(shown)))
+        rows = [(height, position, raw) for position, raw in enumerate(transactions)]
+        self._db.executemany("INSERT INTO transactions VALUES (?, ?, ?)", rows)
+        self._db.execute("COMMIT")
+
+    def replay(self, chain: Chain) -> None:
+        """Make all recorded blocks again on an empty chain."""
+        for height, time_ns, shown in self._db.execute("SELECT * FROM blocks ORDER BY height").fetchall():
+            rows = self._db.execute(
+                "SELECT raw FROM transactions WHERE height = ? ORDER BY position", (height,)
+            ).fetchall()
+            totals = {
+                bytes.fromhex(round_id): {(proposal, option): total for proposal, option, total in values}
+                for round_id, values in json.loads(shown).items()
+            }
+            chain.apply(time_ns, [bytes(row[0]) for row in rows], totals)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

@@ -1,0 +1,58 @@
+"""The nodes of a dev chain as ASGI applications: a REST port and an RPC port each, behind a gate of their own."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from devnet import control, cosmos, rest, rpc
+from devnet.answers import AnsweredError, on_answered
+from devnet.faults import Faults
+from devnet.gate import Gate
+from devnet.network import DevNet
+
+_TREE = {"latest": "tree-latest", "leaves": "tree-leaves"}
+_COSMOS = ("syncing", "blocks", "node_info", "validators")
+
+
+class Node:
+    """One node: all nodes share the chain, each has its own faults."""
+
+    def __init__(self, devnet: DevNet, name: str) -> None:
+        self.name = name
+        self.faults = Faults()
+        self.rest = self._port(devnet, "rest", [*rest.ROUTES, *cosmos.ROUTES, *control.ROUTES])
+        self.rpc = self._port(devnet, "rpc", rpc.ROUTES)
+
+    def _port(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
+        """One port's application."""
+        app = Starlette(routes=routes, exception_handlers={AnsweredError: on_answered})
+        app.state.devnet = devnet
+        app.state.faults = self.faults
+        return Gate(
+            app,
+            chain=devnet.chain,
+            faults=self.faults,
+            log=devnet.log,
+            node=self.name,
+            port=port,
+            route_of=rest_route if port == "rest" else rpc_route,
+            height_before=devnet.height_before,
+        )
+
+
+def rest_route(path: str) -> str:
+    """The name of a REST route: round, rounds, vote-summary, tally, tally-results, tree-latest, tree-leaves,
+    tree-height, tx, reveal-share, syncing, blocks, node_info, validators.
+    """
+    parts = path.strip("/").split("/")
+    if parts[0] == "cosmos":
+        return next((name for name in _COSMOS if name in parts), "other")
+    kind = parts[2] if len(parts) > 2 else "other"
+    return _TREE.get(parts[-1], "tree-height") if kind == "commitment-tree" else kind
+
+
+def rpc_route(path: str) -> str:
+    """The name of an RPC route: status, block_results, tx_search, abci_query."""
+    return path.strip("/").split("/")[0] or "other"

@@ -1,0 +1,65 @@
+"""Making blocks: on a timer or on demand, at the time of a clock that can be set wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from devnet.admission import Admission
+from devnet.chain import Block, Chain, Totals
+from devnet.journal import Journal
+
+
+class Producer:
+    """Makes the chain's blocks. `offset_seconds` moves the blocks' times away from the machine's clock."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        admission: Admission,
+        journal: Journal,
+        *,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.chain = chain
+        self.admission = admission
+        self.journal = journal
+        self.offset_seconds = 0.0
+        self.halted = False
+        self._now_ns = now_ns
+        self._lock = asyncio.Lock()
+        self._made = asyncio.Event()
+
+    def now_ns(self) -> int:
+        """The chain's own time in unix nanoseconds."""
+        return self._now_ns() + int(self.offset_seconds * 1e9)
+
+    async def mine(self, *, time_ns: int | None = None) -> Block:
+        """Make one block now, at the clock's time or the one given."""
+        async with self._lock:
+            totals: Totals = {}
+            for round_ in self.chain.finalizing():
+                totals[round_.round_id] = await asyncio.to_thread(round_.decrypt)
+            transactions = self.admission.select()
+            at = self.now_ns() if time_ns is None else time_ns
+            block = self.chain.apply(at, transactions, totals)
+            self.journal.append(block.height, at, transactions, totals)
+            self.admission.after_block(block)
+        made, self._made = self._made, asyncio.Event()
+        made.set()
+        return block
+
+    async def run(self, block_seconds: float) -> None:
+        """Make a block every so many seconds, for ever; the pace does not drift with the work."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + block_seconds, loop.time())
+            await asyncio.sleep(due - loop.time())
+            if not self.halted:
+                await self.mine()
+
+    async def next_block(self) -> None:
+        """Wait until another block is made."""
+        await self._made.wait()

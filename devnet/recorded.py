@@ -1,0 +1,120 @@
+"""The recorded round as a state of the dev chain, block by block, so that its exchanges can be asked again.
+
+The blocks between the recorded ones are empty, at times in between; what the recording does not hold (the other
+validators' messages, hashes of other blocks) is made up as for any dev chain. Nothing here checks proofs: what the
+real chain had in its blocks goes straight in.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from devnet.network import DevNet, Options
+from devnet.tx import Cast, Delegation, NewRound, Reveal, encode
+
+CREATED, ACTIVE_AT, ALL_REVEALED, CLOSED, NEWEST = 55, 57, 118, 463, 1283
+# Heights of which the time is known; the others lie between on a straight line.
+_TIMES = (
+    (1, 1795267877_526504605),
+    (55, 1795267930_500000000),
+    (56, 1795267931_500000000),
+    (106, 1795268003_562910317),
+    (463, 1795268515_104453803),
+    (1283, 1795270528_636958766),
+)
+
+
+def recorded_rows(directory: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of one of the recording's .jsonl files."""
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+def reveal_of(request: dict[str, Any]) -> Reveal:
+    """The reveal of a recorded REST body."""
+    decode = base64.b64decode
+    return Reveal(
+        nullifier=decode(request["share_nullifier"]),
+        enc_share=decode(request["enc_share"]),
+        proposal_id=request["proposal_id"],
+        vote_decision=request["vote_decision"],
+        proof=decode(request["proof"]),
+        round_id=decode(request["vote_round_id"]),
+        anchor_height=request["vote_comm_tree_anchor_height"],
+    )
+
+
+class RecordedRound:
+    """A dev chain that grows through the recording; `advance` takes it to a height."""
+
+    def __init__(self, directory: Path, *, version: str = "") -> None:
+        options = Options(chain_id="svote-1", circuit="k11", version=version, block_seconds=0)
+        self.devnet = DevNet(options)
+        exchanges = {row["name"]: row["response"] for row in recorded_rows(directory, "exchanges.jsonl")}
+        for record in exchanges["validators"]["validators"]:
+            self.devnet.set_validator(record)
+        self._blocks = _transactions(exchanges, recorded_rows(directory, "reveals.jsonl"))
+        self._reveals = {raw for height in (106, 107, 117, 118) for raw in self._blocks.get(height, [])}
+
+    async def advance(self, height: int) -> None:
+        """Make blocks up to a height."""
+        for next_height in range(self.devnet.chain.height + 1, height + 1):
+            for raw in self._blocks.get(next_height, []):
+                self.devnet.admission.submit_other(raw)
+                if raw in self._reveals:
+                    self.devnet.admission.remember(raw)
+            await self.devnet.producer.mine(time_ns=_time_at(next_height))
+
+    async def close(self) -> None:
+        """Let the chain go."""
+        await self.devnet.close()
+
+
+def _transactions(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> dict[int, list[bytes]]:
+    """The transactions of each height."""
+    closed = exchanges["round, finalized"]["round"]
+    blocks: dict[int, list[bytes]] = {CREATED: [encode(NewRound(_round_fields(closed, exchanges)))]}
+    round_id = base64.b64decode(closed["vote_round_id"])
+    delegated, voted = exchanges["leaves"]["blocks"]
+    (van,) = (base64.b64decode(leaf) for leaf in delegated["leaves"])
+    note, commitment = (base64.b64decode(leaf) for leaf in voted["leaves"])
+    blocks[delegated["height"]] = [encode(Delegation(round_id, (van,)))]
+    blocks[voted["height"]] = [encode(Cast(round_id, note, (commitment,)))]
+    for row in reveals:
+        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(reveal_of(row["request"])))
+    return blocks
+
+
+def _round_fields(shown: dict[str, Any], exchanges: dict[str, Any]) -> dict[str, Any]:
+    """The round's creation, with the values that only its own validator could make."""
+    totals = [
+        [row["proposal_id"], row["vote_decision"], row["total_value"]] for row in exchanges["tally results"]["results"]
+    ]
+    return {
+        "vote_round_id": base64.b64decode(shown["vote_round_id"]).hex(),
+        "vote_end_time": shown["vote_end_time"],
+        "proposals": shown["proposals"],
+        "ea_pk": base64.b64decode(shown["ea_pk"]).hex(),
+        "totals": totals,
+        "shown": {
+            "snapshot_height": shown["snapshot_height"],
+            "snapshot_blockhash": shown["snapshot_blockhash"],
+            "proposals_hash": shown["proposals_hash"],
+            "nullifier_imt_root": shown["nullifier_imt_root"],
+            "nc_root": shown["nc_root"],
+            "creator": shown["creator"],
+            "pallas_pk": shown["ceremony_validators"][0]["pallas_pk"],
+            "ack_signature": shown["ceremony_acks"][0]["ack_signature"],
+        },
+    }
+
+
+def _time_at(height: int) -> int:
+    """A block's time in unix nanoseconds."""
+    for (low, start), (high, end) in pairwise(_TIMES):
+        if height <= high:
+            return start + (end - start) * (height - low) // (high - low)
+    raise ValueError(f"the recording ends at height {NEWEST}")

@@ -1,0 +1,46 @@
+"""The log of every request to the chain, on every node and both ports: what a curious node would know.
+
+The control routes under `/devnet/` are not in it. Tests read from it that a helper asked nothing too early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from devnet.gojson import dumps
+
+_KEPT = 200_000
+
+
+class RequestLog:
+    """Entries in memory and, if a file is given, one JSON line each, flushed line by line."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._entries: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._file: TextIO | None = path.open("a", buffering=1, encoding="utf-8") if path else None
+        self._next = 1
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Write down an answered (or dropped) request; it gets the next `seq`."""
+        entry = {"seq": self._next, **entry}
+        self._next += 1
+        self._entries.append(entry)
+        if self._file is not None:
+            self._file.write(dumps(entry).decode() + "\n")
+
+    def after(self, seq: int, limit: int = 10_000) -> list[dict[str, Any]]:
+        """The oldest entries whose `seq` is above the one given."""
+        found: list[dict[str, Any]] = []
+        for entry in self._entries:
+            if entry["seq"] > seq:
+                found.append(entry)
+                if len(found) == limit:
+                    break
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

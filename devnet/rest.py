@@ -1,0 +1,253 @@
+"""The vote module's REST routes, `/shielded-vote/v1/…`, as recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from devnet.admission import Fate
+from devnet.answers import answer, error, grpc_error, view_of
+from devnet.blocks import tx_events
+from devnet.gojson import GoJsonError, b64, omit_zero, parse_object, take_bytes, take_uint
+from devnet.network import DevNet
+from devnet.rounds import ACTIVE, FINALIZED, LeafBlock, Round
+from devnet.tx import Reveal
+
+_PREFIX = "/shielded-vote/v1"
+_MAX_RANGE = 1000
+
+
+async def get_round(request: Request) -> Response:
+    """One round; unknown ones are HTTP 500."""
+    round_, status = _round(request)
+    return answer({"round": round_.to_json(status)})
+
+
+async def get_rounds(request: Request) -> Response:
+    """All rounds."""
+    return answer(omit_zero({"rounds": [round_.to_json(status) for round_, status in view_of(request).rounds()]}))
+
+
+async def get_active_round(request: Request) -> Response:
+    """The newest ACTIVE round."""
+    active = [round_ for round_, status in view_of(request).rounds() if status == ACTIVE]
+    if not active:
+        raise grpc_error("NotFound", "no active voting round: key not found")
+    return answer({"round": active[-1].to_json(ACTIVE)})
+
+
+async def get_summary(request: Request) -> Response:
+    """Ballots and, once finalized, totals of a round."""
+    round_, status = _round(request)
+    return answer(round_.summary_json(status))
+
+
+async def get_tally(request: Request) -> Response:
+    """The summed ciphertexts of one proposal, by option."""
+    round_, _ = _round(request)
+    try:
+        proposal = int(request.path_params["proposal"])
+    except ValueError:
+        raise error(400, f"invalid proposal_id: {request.path_params['proposal']}") from None
+    ballots = {option: ballot for (of, option), ballot in sorted(round_.ballots.items()) if of == proposal}
+    sums = {str(option): b64(await asyncio.to_thread(ballot.sum)) for option, ballot in ballots.items()}
+    return answer(omit_zero({"tally": sums}))
+
+
+async def get_tally_results(request: Request) -> Response:
+    """The decrypted totals; nothing before the round is finalized."""
+    round_, status = _round(request)
+    results = [
+        omit_zero(
+            {
+                "vote_round_id": b64(round_.round_id),
+                "proposal_id": proposal,
+                "vote_decision": option,
+                "total_value": total,
+            }
+        )
+        for (proposal, option), total in sorted(round_.totals.items())
+    ]
+    return answer(omit_zero({"results": results if status == FINALIZED else []}))
+
+
+async def get_tree_latest(request: Request) -> Response:
+    """The newest root of a round's tree; `{"tree":{}}` without leaves and for unknown rounds."""
+    view = view_of(request)
+    found = view.round(_round_id(request))
+    block = found[0].latest_leaf_block(view.height) if found else None
+    if block is None:
+        return answer({"tree": {}})
+    size = block.start + block.count
+    tree = {
+        "next_index": size,
+        "root": b64(view.root(block)),
+        "height": block.height,
+        "next_index_at_root": size,
+    }
+    return answer({"tree": tree})
+
+
+async def get_tree_at(request: Request) -> Response:
+    """The tree at a height that has a root."""
+    view = view_of(request)
+    round_id = _round_id(request)
+    try:
+        height = int(request.path_params["height"])
+    except ValueError:
+        raise error(400, f"invalid height: {request.path_params['height']}") from None
+    found = view.round(round_id)
+    block = found[0].leaf_block_at(height) if found and height <= view.height else None
+    if block is None:
+        raise grpc_error("NotFound", f"no commitment root at height {height}: key not found")
+    tree = {"next_index": block.start + block.count, "root": b64(view.root(block)), "height": height}
+    return answer({"tree": tree})
+
+
+async def get_leaves(request: Request) -> Response:
+    """Leaves by block; newer chains page them (`--page-leaves`) with a cursor and a root for each block."""
+    view = view_of(request)
+    devnet: DevNet = request.app.state.devnet
+    round_id = _round_id(request)
+    params = request.query_params
+    if not params.get("from_height") or not params.get("to_height"):
+        raise error(400, "from_height and to_height query params are required")
+    first, last = _height_param(params["from_height"]), _height_param(params["to_height"])
+    if last - first > _MAX_RANGE:
+        text = f"block range {last - first} exceeds maximum {_MAX_RANGE}: invalid request"
+        raise grpc_error("InvalidArgument", text)
+    blocks = view.leaf_blocks(round_id, first, last)
+    found = view.round(round_id)
+    if not blocks or found is None:
+        return answer({})
+    shown: list[dict[str, Any]] = []
+    taken, cursor = 0, 0
+    for block in blocks:
+        if devnet.page_leaves and taken and taken + block.count > devnet.page_leaves:
+            cursor = block.height
+            break
+        shown.append(_leaf_block(found[0], block, b64(view.root(block)) if devnet.page_leaves else ""))
+        taken += block.count
+    return answer(omit_zero({"blocks": shown, "next_from_height": cursor}))
+
+
+async def get_tx(request: Request) -> Response:
+    """An included transaction: 200 when it went through, 422 when it failed, 404 when it is not there (yet)."""
+    try:
+        digest = bytes.fromhex(request.path_params["hash"])
+    except ValueError:
+        raise error(400, "invalid tx hash") from None
+    result = view_of(request).transaction(digest)
+    if result is None:
+        raise error(404, "tx not found")
+    shown = {
+        "code": result.code,
+        "events": tx_events(result),
+        "height": str(result.height),
+        "log": result.log,
+    }
+    return answer(shown, 200 if result.code == 0 else 422)
+
+
+async def post_reveal(request: Request) -> Response:
+    """Broadcast a reveal: 400 for what is not one, 422 for what CheckTx refuses, 200 for the rest."""
+    reveal = _reveal(await request.body())
+    view = view_of(request)
+    devnet: DevNet = request.app.state.devnet
+    fates = {"never_include": Fate.NEVER, "include_failed": Fate.BEATEN}
+    fate = next((fates[name] for name in view.decision.fates), Fate.NORMAL)
+    accepted = await devnet.admission.submit(
+        reveal, height=view.height, anchors=view.anchors, fate=fate, status=view.decision.round_status
+    )
+    shown: dict[str, Any] = {"tx_hash": accepted.hash.hex().upper(), "code": accepted.code}
+    if accepted.log:
+        shown["log"] = accepted.log
+    return answer(shown, 422 if accepted.code else 200)
+
+
+ROUTES = [
+    Route(f"{_PREFIX}/rounds", get_rounds),
+    Route(f"{_PREFIX}/rounds/active", get_active_round),
+    Route(f"{_PREFIX}/round/{{round_id}}", get_round),
+    Route(f"{_PREFIX}/vote-summary/{{round_id}}", get_summary),
+    Route(f"{_PREFIX}/tally/{{round_id}}/{{proposal}}", get_tally),
+    Route(f"{_PREFIX}/tally-results/{{round_id}}", get_tally_results),
+    Route(f"{_PREFIX}/commitment-tree/{{round_id}}/latest", get_tree_latest),
+    Route(f"{_PREFIX}/commitment-tree/{{round_id}}/leaves", get_leaves),
+    Route(f"{_PREFIX}/commitment-tree/{{round_id}}/{{height}}", get_tree_at),
+    Route(f"{_PREFIX}/tx/{{hash}}", get_tx),
+    Route(f"{_PREFIX}/reveal-share", post_reveal, methods=["POST"]),
+]
+
+
+def _round_id(request: Request) -> bytes:
+    """The round id of a path, or 400."""
+    text = request.path_params["round_id"]
+    try:
+        round_id = bytes.fromhex(text)
+    except ValueError:
+        raise error(400, "invalid round_id: not hex") from None
+    if len(round_id) != 32:
+        raise error(400, f"round_id must be exactly 32 bytes, got {len(round_id)}")
+    return round_id
+
+
+def _round(request: Request) -> tuple[Round, int]:
+    """The round of a path with its status, or the chain's error for an unknown one."""
+    found = view_of(request).round(_round_id(request))
+    if found is None:
+        raise grpc_error("NotFound", "vote round not found: vote round not found: key not found")
+    return found
+
+
+def _height_param(text: str) -> int:
+    """A height from the query, or 400."""
+    if not text.isascii() or not text.isdigit():
+        raise error(400, f"invalid height: {text}")
+    return int(text)
+
+
+def _leaf_block(round_: Round, block: LeafBlock, root: str) -> dict[str, Any]:
+    """One block's leaves."""
+    leaves = [b64(round_.tree.leaf(block.start + offset)) for offset in range(block.count)]
+    return omit_zero({"height": block.height, "start_index": block.start, "leaves": leaves, "root": root})
+
+
+def _reveal(body: bytes) -> Reveal:
+    """The reveal of a request body, or the 400 that the chain gives."""
+    try:
+        fields = parse_object(body)
+        reveal = Reveal(
+            nullifier=take_bytes(fields, "share_nullifier"),
+            enc_share=take_bytes(fields, "enc_share"),
+            proposal_id=take_uint(fields, "proposal_id", 32),
+            vote_decision=take_uint(fields, "vote_decision", 32),
+            proof=take_bytes(fields, "proof"),
+            round_id=take_bytes(fields, "vote_round_id"),
+            anchor_height=take_uint(fields, "vote_comm_tree_anchor_height", 64),
+        )
+    except GoJsonError as wrong:
+        raise error(400, f"invalid JSON: {wrong}") from None
+    problem = _invalid_field(reveal)
+    if problem:
+        raise error(400, f"validation failed: invalid message field: {problem}")
+    return reveal
+
+
+def _invalid_field(reveal: Reveal) -> str | None:
+    """What the message's own validation finds wrong, first thing first."""
+    if len(reveal.nullifier) != 32:
+        return f"share_nullifier must be 32 bytes, got {len(reveal.nullifier)}"
+    if len(reveal.enc_share) != 64:
+        return f"enc_share must be 64 bytes (ElGamal ciphertext), got {len(reveal.enc_share)}"
+    if not 1 <= len(reveal.proof) <= 8192:
+        return f"proof must be 1..8192 bytes, got {len(reveal.proof)}"
+    if len(reveal.round_id) != 32:
+        return f"vote_round_id must be 32 bytes, got {len(reveal.round_id)}"
+    if reveal.anchor_height == 0:
+        return "vote_comm_tree_anchor_height cannot be zero"
+    return None

@@ -1,0 +1,238 @@
+"""One voting round: its life from PENDING to FINALIZED, its tree, its spent nullifiers and its tally.
+
+Heights are block heights; times are unix seconds. Everything here changes only inside a block, so a round's past
+is kept as (height, value) pairs and a node that lags behind can be shown the round as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+import proofs
+from devnet.gojson import b64, omit_zero
+
+ACTIVE, TALLYING, FINALIZED, PENDING = 1, 2, 3, 4
+STATUS_NAMES = {
+    ACTIVE: "SESSION_STATUS_ACTIVE",
+    TALLYING: "SESSION_STATUS_TALLYING",
+    FINALIZED: "SESSION_STATUS_FINALIZED",
+    PENDING: "SESSION_STATUS_PENDING",
+}
+_MAX_TOTAL = 2**32
+VALIDATOR = "svvaloper1p2amg2qs5ze7h6hz85vqzwwg300sdunsy3l6em"
+CREATOR = "sv1my5xj4xn03jfr46a0qsur99c6v0ff5mx3vnhth"
+
+
+@dataclass(slots=True)
+class LeafBlock:
+    """The leaves that one block appended: where they start, how many, and the root that covers them."""
+
+    height: int
+    start: int
+    count: int
+    root: bytes = b""
+
+
+@dataclass(slots=True)
+class Ballot:
+    """The ciphertexts of one option: how many were counted, and their sum (folded only when it is wanted)."""
+
+    count: int = 0
+    waiting: list[bytes] = field(default_factory=list)
+    folded: bytes = bytes(64)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, ciphertext: bytes) -> None:
+        """Count one 64-byte ciphertext."""
+        with self.lock:
+            self.count += 1
+            self.waiting.append(ciphertext)
+
+    def sum(self) -> bytes:
+        """The component-wise sum of everything counted (64 bytes); any thread may ask."""
+        with self.lock:
+            for ciphertext in self.waiting:
+                self.folded = proofs.elgamal_add(self.folded, ciphertext)
+            self.waiting.clear()
+            return self.folded
+
+
+class Round:
+    """A round as the chain holds it."""
+
+    def __init__(self, fields: dict[str, Any], height: int, time: int) -> None:
+        self.round_id = bytes.fromhex(fields["vote_round_id"])
+        self.vote_end_time = int(fields["vote_end_time"])
+        self.proposals = [_proposal(entry, number) for number, entry in enumerate(fields["proposals"], 1)]
+        self.created_at_height = height
+        self.created_at = time
+        self.dkg_at = time
+        self.active_height = height + int(fields.get("pending_blocks", 2))
+        self.tally_blocks = int(fields.get("tally_blocks", 3))
+        self.ea_secret = bytes.fromhex(fields["ea_secret"]) if fields.get("ea_secret") else None
+        self.ea_pk = bytes.fromhex(fields["ea_pk"])
+        self.shown: dict[str, Any] = dict(fields.get("shown", {}))
+        self.tally_started_at = 0
+        self.history: list[tuple[int, int]] = [(height, PENDING)]
+        self.tree = proofs.CommitmentTree()
+        self.leaf_blocks: list[LeafBlock] = []
+        self.nullifiers: dict[bytes, int] = {}
+        self.ballots: dict[tuple[int, int], Ballot] = {}
+        self.totals: dict[tuple[int, int], int] = {}
+        # Of an imported round, whose key nobody here has, the totals are given.
+        self._known_totals = {(row[0], row[1]): row[2] for row in fields.get("totals", [])}
+
+    @property
+    def status(self) -> int:
+        """The status now: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
+        return self.history[-1][1]
+
+    def status_at(self, height: int) -> int | None:
+        """The status as of that height, None before the round existed."""
+        at = bisect_right(self.history, height, key=lambda entry: entry[0])
+        return self.history[at - 1][1] if at else None
+
+    def move(self, height: int, status: int) -> None:
+        """Record a change of status in the block of that height."""
+        self.history.append((height, status))
+
+    def option_count(self, proposal_id: int) -> int:
+        """How many options a proposal has; 0 for a proposal that the round does not have."""
+        return next((len(entry["options"]) for entry in self.proposals if entry["id"] == proposal_id), 0)
+
+    def append(self, height: int, leaves: tuple[bytes, ...]) -> int:
+        """Append leaves in the block of that height; returns the first one's index."""
+        start = len(self.tree)
+        self.tree.append(b"".join(leaves))
+        if self.leaf_blocks and self.leaf_blocks[-1].height == height:
+            self.leaf_blocks[-1].count += len(leaves)
+        else:
+            self.leaf_blocks.append(LeafBlock(height, start, len(leaves)))
+        return start
+
+    def seal(self, height: int) -> bytes | None:
+        """Compute the root of the block of that height, if it appended anything."""
+        if not self.leaf_blocks or self.leaf_blocks[-1].height != height:
+            return None
+        block = self.leaf_blocks[-1]
+        block.root = self.tree.root(block.start + block.count)
+        return block.root
+
+    def leaf_block_at(self, height: int) -> LeafBlock | None:
+        """What the block of exactly that height appended."""
+        block = self.latest_leaf_block(height)
+        return block if block is not None and block.height == height else None
+
+    def latest_leaf_block(self, height: int) -> LeafBlock | None:
+        """The newest block up to that height that appended leaves."""
+        at = bisect_right(self.leaf_blocks, height, key=lambda block: block.height)
+        return self.leaf_blocks[at - 1] if at else None
+
+    def count(self, proposal_id: int, decision: int, ciphertext: bytes) -> None:
+        """Add a revealed ciphertext to the tally."""
+        self.ballots.setdefault((proposal_id, decision), Ballot()).add(ciphertext)
+
+    def decrypt(self) -> dict[tuple[int, int], int]:
+        """Every option's total: the ciphertext sums decrypted (a small discrete logarithm each)."""
+        if self.ea_secret is None:
+            return dict(self._known_totals)
+        secret = self.ea_secret
+        return {
+            option: proofs.elgamal_decrypt(secret, ballot.sum(), _MAX_TOTAL) for option, ballot in self.ballots.items()
+        }
+
+    def to_json(self, status: int, *, started: int = 0) -> dict[str, Any]:
+        """The round as the REST API shows it in that status, zero values left out."""
+        pending = status == PENDING
+        ea_pk = "" if pending else b64(self.ea_pk)
+        node = {"validator_address": VALIDATOR, "pallas_pk": self._mark("pallas_pk"), "shamir_index": 1}
+        ack = {
+            "validator_address": VALIDATOR,
+            "ack_signature": self._mark("ack_signature"),
+            "ack_height": self.active_height,
+        }
+        fields = {
+            "vote_round_id": b64(self.round_id),
+            "snapshot_height": self.shown.get("snapshot_height", 42000),
+            "snapshot_blockhash": self._mark("snapshot_blockhash"),
+            "proposals_hash": self._mark("proposals_hash"),
+            "vote_end_time": self.vote_end_time,
+            "nullifier_imt_root": self._mark("nullifier_imt_root"),
+            "nc_root": self._mark("nc_root"),
+            "creator": self.shown.get("creator", CREATOR),
+            "status": status,
+            "ea_pk": ea_pk,
+            "proposals": [_proposal_json(entry) for entry in self.proposals],
+            "created_at_height": self.created_at_height,
+            "ceremony_status": 1 if pending else 3,
+            "ceremony_validators": [node],
+            "ceremony_acks": [] if pending else [ack],
+            "ceremony_phase_start": self.created_at if pending else self.dkg_at,
+            "ceremony_phase_timeout": 1800,
+            "ceremony_log": self._ceremony_log(pending),
+            "threshold": 0 if pending else 1,
+            "feldman_commitments": [] if pending else [ea_pk],
+        }
+        if status in (TALLYING, FINALIZED):
+            fields["tally_phase_start"] = started or self.tally_started_at
+            fields["tally_phase_timeout"] = 21600
+        if not pending:
+            part = {"validator_address": VALIDATOR, "feldman_commitments": [ea_pk]}
+            fields["dkg_contributions"] = [part]
+        return omit_zero(fields)
+
+    def summary_json(self, status: int) -> dict[str, Any]:
+        """The round's vote summary: ballots counted and, once it is finalized, totals, by option."""
+        proposals = []
+        for entry in self.proposals:
+            shown = _proposal_json(entry)
+            for index, option in enumerate(shown["options"]):
+                ballot = self.ballots.get((entry["id"], index))
+                total = self.totals.get((entry["id"], index), 0) if status == FINALIZED else 0
+                option.update(omit_zero({"ballot_count": ballot.count if ballot else 0, "total_value": total}))
+            proposals.append(shown)
+        return omit_zero(
+            {
+                "vote_round_id": b64(self.round_id),
+                "status": status,
+                "vote_end_time": self.vote_end_time,
+                "proposals": proposals,
+            }
+        )
+
+    def _mark(self, name: str) -> str:
+        """A 32-byte value that only has to be there: as given at creation, else derived from the round's id."""
+        given = self.shown.get(name)
+        return str(given) if given else b64(hashlib.sha256(name.encode() + self.round_id).digest())
+
+    def _ceremony_log(self, pending: bool) -> list[str]:
+        """The key ceremony's log lines up to a status."""
+        made, active = self.created_at_height, self.active_height
+        log = [f"[height={made}] round created with 1 ceremony validators"]
+        if not pending:
+            key = self.ea_pk[:8].hex()
+            log.append(f"[height={min(made + 1, active)}] DKG complete (1/1 contributions), ea_pk={key}")
+            log.append(f"[height={active}] ack from {VALIDATOR} (1/1 acked)")
+            log.append(f"[height={active}] ceremony confirmed (1/1 acked), round ACTIVE")
+        return log
+
+
+def _proposal(entry: dict[str, Any], number: int) -> dict[str, Any]:
+    """A proposal in full, from the short form of the control route (options as labels)."""
+    options = [option if isinstance(option, str) else option["label"] for option in entry["options"]]
+    return {
+        "id": int(entry.get("id", number)),
+        "title": entry.get("title", f"Proposal {number}"),
+        "description": entry.get("description", ""),
+        "options": options,
+    }
+
+
+def _proposal_json(entry: dict[str, Any]) -> dict[str, Any]:
+    """A proposal as the REST API shows it."""
+    options = [omit_zero({"index": index, "label": label}) for index, label in enumerate(entry["options"])]
+    return omit_zero({**entry, "options": options})

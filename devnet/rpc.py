@@ -1,0 +1,111 @@
+"""The consensus RPC (CometBFT) in the URI form: `status`, `block_results`, `tx_search`, `abci_query`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from devnet.answers import AnsweredError, answer, view_of
+from devnet.blocks import block_results, found_tx, rpc_status
+from devnet.gojson import b64
+
+_REVEALS = re.compile(r"reveal_share\.vote_round_id\s*=\s*'([0-9a-f]{64})'")
+_PER_PAGE, _MAX_PER_PAGE = 30, 100
+
+
+async def get_status(request: Request) -> Response:
+    """Network, newest block, and whether the node catches up."""
+    return _result(rpc_status(view_of(request)))
+
+
+async def get_block_results(request: Request) -> Response:
+    """A block's results; the newest block's without a height, HTTP 500 for a height to come."""
+    view = view_of(request)
+    height = _int_param(request, "height", view.height)
+    if height <= 0:
+        raise _failed(f"height must be greater than 0, but got {height}")
+    block = view.block(height)
+    if block is None:
+        raise _failed(f"height {height} must be less than or equal to the current blockchain height {view.height}")
+    return _result(block_results(block))
+
+
+async def get_tx_search(request: Request) -> Response:
+    """The counted reveals of a round, page by page; a page past the end is HTTP 500."""
+    view = view_of(request)
+    asked = _REVEALS.search(_text_param(request, "query"))
+    if asked is None:
+        raise _failed("this dev chain searches for reveal_share.vote_round_id='<hex>' only")
+    found = view.reveals(bytes.fromhex(asked.group(1)))
+    if _text_param(request, "order_by") == "desc":
+        found = found[::-1]
+    size = min(max(_int_param(request, "per_page", _PER_PAGE), 1), _MAX_PER_PAGE)
+    pages = max(1, -(-len(found) // size))
+    page = _int_param(request, "page", 1)
+    if not 1 <= page <= pages:
+        raise _failed(f"page should be within [1, {pages}] range, given {page}")
+    rows = found[(page - 1) * size : page * size]
+    return _result({"txs": [found_tx(row) for row in rows], "total_count": str(len(found))})
+
+
+async def get_abci_query(request: Request) -> Response:
+    """A key of the vote store: 0x01 0x02, round, nullifier; its value is 0x01 when the nullifier is spent."""
+    view = view_of(request)
+    data = _text_param(request, "data").removeprefix("0x")
+    try:
+        key = bytes.fromhex(data)
+    except ValueError:
+        raise _failed("invalid data: not hex") from None
+    is_key = len(key) == 66 and key[:2] == b"\x01\x02" and _text_param(request, "path") == "/store/vote/key"
+    spent = is_key and view.is_spent(key[2:34], key[34:])
+    response = {
+        "code": 0,
+        "log": "",
+        "info": "",
+        "index": "0",
+        "key": b64(key),
+        "value": b64(b"\x01") if spent else None,
+        "proofOps": None,
+        "height": str(view.height),
+        "codespace": "",
+    }
+    return _result({"response": response})
+
+
+ROUTES = [
+    Route("/status", get_status),
+    Route("/block_results", get_block_results),
+    Route("/tx_search", get_tx_search),
+    Route("/abci_query", get_abci_query),
+]
+
+
+def _result(result: dict[str, Any]) -> Response:
+    """A JSON-RPC answer to a URI call, which has no id of its own."""
+    return answer({"jsonrpc": "2.0", "id": -1, "result": result})
+
+
+def _failed(data: str) -> AnsweredError:
+    """A JSON-RPC error, HTTP 500."""
+    error = {"code": -32603, "message": "Internal error", "data": data}
+    return AnsweredError(500, {"jsonrpc": "2.0", "id": -1, "error": error})
+
+
+def _text_param(request: Request, name: str) -> str:
+    """A string parameter; the URI form puts quotes around it."""
+    return request.query_params.get(name, "").strip('"')
+
+
+def _int_param(request: Request, name: str, default: int) -> int:
+    """An integer parameter."""
+    text = _text_param(request, name)
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise _failed(f"failed to convert param {name} to int") from None

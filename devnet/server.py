@@ -1,0 +1,153 @@
+"""The dev chain as a process: ports, uvicorn, signals, and the line that says where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from devnet.gojson import dumps
+from devnet.network import DevNet, Options
+from devnet.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the first node listens; port 0 takes a free one. Further nodes take free ports."""
+
+    host: str = "127.0.0.1"
+    rest_port: int = 11317
+    rpc_port: int = 36657
+
+
+class AbortableProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, giving each request the means to cut its connection without an answer."""
+
+    def on_message_begin(self) -> None:
+        """Put `abort` into the request's state."""
+        super().on_message_begin()
+        self.scope["state"]["abort"] = self.transport.abort
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server among others in one loop: signals are the process's business."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say when the port is open."""
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(options: Options, addresses: Addresses) -> AsyncIterator[dict[str, Any]]:
+    """A running dev chain with all its ports open; yields what the ready line says. Closes everything after."""
+    sockets = _open_sockets(addresses, options.extra_nodes + 1)
+    devnet = DevNet(options)
+    nodes = [Node(devnet, f"node{number}") for number in range(options.extra_nodes + 1)]
+    apps = [app for node in nodes for app in (node.rest, node.rpc)]
+    servers = [_server(app) for app in apps]
+    running: list[asyncio.Task[None]] = []
+    try:
+        await devnet.start()
+        for server, sock in zip(servers, sockets, strict=True):
+            running.append(asyncio.create_task(server.serve(sockets=[sock])))
+        for server in servers:
+            await server.listening.wait()
+        yield _ready(options, nodes, sockets)
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*running, return_exceptions=True)
+        for sock in sockets:
+            sock.close()
+        await devnet.close()
+
+
+async def run(options: Options, addresses: Addresses, ready_file: Path | None = None) -> None:
+    """Run until SIGTERM or SIGINT. The ready line is the first on stdout, and the content of `ready_file`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(options, addresses) as ready:
+        line = dumps(ready).decode()
+        if ready_file is not None:
+            _write_whole(ready_file, line)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        await stop.wait()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that nobody can see half of."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
+    """Bound sockets, REST then RPC for each node."""
+    ports = [addresses.rest_port, addresses.rpc_port, *[0] * (2 * (nodes - 1))]
+    opened: list[socket.socket] = []
+    try:
+        for port in ports:
+            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            opened.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((addresses.host, port))
+    except OSError as error:
+        for sock in opened:
+            sock.close()
+        raise SystemExit(f"cannot listen on {addresses.host}:{port}: {error.strerror}") from None
+    return opened
+
+
+def _server(app: ASGIApp) -> _Server:
+    """A server for one port."""
+    config = uvicorn.Config(
+        app,
+        http=AbortableProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    return _Server(config)
+
+
+def _ready(options: Options, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
+    """The ready line: chain id, circuit, and the addresses of every node (the first one's also on top)."""
+    urls = ["http://{}:{}".format(*sock.getsockname()) for sock in sockets]
+    listed = [
+        {"name": node.name, "rest": rest, "rpc": rpc}
+        for node, rest, rpc in zip(nodes, urls[0::2], urls[1::2], strict=True)
+    ]
+    first = {"rest": urls[0], "rpc": urls[1]}
+    return {
+        "chain_id": options.chain_id,
+        "circuit": options.circuit,
+        "pid": os.getpid(),
+        **first,
+        "nodes": listed,
+    }

@@ -1,0 +1,80 @@
+"""The chain as one node shows it in one request: up to a height, and with whatever lies its faults tell."""
+
+from __future__ import annotations
+
+import hashlib
+
+from devnet.chain import Block, Chain, TxResult
+from devnet.faults import Decision
+from devnet.rounds import LeafBlock, Round
+
+
+class View:
+    """Reading access for the routes."""
+
+    def __init__(self, chain: Chain, decision: Decision) -> None:
+        self.chain = chain
+        self.decision = decision
+        self.height = min(decision.height, chain.height)
+        self.chain_id = decision.chain_id or chain.chain_id
+
+    @property
+    def anchors(self) -> int:
+        """The height up to which this node knows roots when it checks a broadcast."""
+        return self.height - self.decision.anchor_unknown
+
+    def block(self, height: int) -> Block | None:
+        """A block, None for a height to come."""
+        return self.chain.blocks[height - 1] if 1 <= height <= self.height else None
+
+    def latest(self) -> Block:
+        """The newest block."""
+        return self.chain.blocks[self.height - 1]
+
+    def status(self, round_: Round) -> int | None:
+        """A round's status here; None (or 0 by a fault) where it does not exist."""
+        known = round_.status_at(self.height)
+        if known is not None and self.decision.round_status is not None:
+            return self.decision.round_status or None
+        return known
+
+    def round(self, round_id: bytes) -> tuple[Round, int] | None:
+        """A round and its status."""
+        round_ = self.chain.rounds.get(round_id)
+        status = self.status(round_) if round_ else None
+        return None if round_ is None or status is None else (round_, status)
+
+    def rounds(self) -> list[tuple[Round, int]]:
+        """All rounds, oldest first."""
+        found = [(round_, self.status(round_)) for round_ in self.chain.rounds.values()]
+        return [(round_, status) for round_, status in found if status is not None]
+
+    def leaf_blocks(self, round_id: bytes, first: int, last: int) -> list[LeafBlock]:
+        """The blocks of a round that appended leaves, within heights."""
+        found = self.round(round_id)
+        blocks = found[0].leaf_blocks if found else []
+        return [block for block in blocks if first <= block.height <= min(last, self.height)]
+
+    def root(self, block: LeafBlock) -> bytes:
+        """A block's root as this node serves it."""
+        if not self.decision.wrong_root:
+            return block.root
+        wrong = bytearray(hashlib.sha256(b"wrong" + block.root).digest())
+        wrong[31] &= 0x3F
+        return bytes(wrong)
+
+    def transaction(self, digest: bytes) -> TxResult | None:
+        """An included transaction."""
+        result = self.chain.transactions.get(digest)
+        hidden = self.decision.hide_tx or result is None or result.height > self.height
+        return None if hidden else result
+
+    def reveals(self, round_id: bytes) -> list[TxResult]:
+        """The counted reveals of a round, in the chain's order."""
+        return [result for result in self.chain.reveals.get(round_id, []) if result.height <= self.height]
+
+    def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        """Whether a nullifier is spent."""
+        round_ = self.chain.rounds.get(round_id)
+        at = round_.nullifiers.get(nullifier) if round_ else None
+        return at is not None and at <= self.height

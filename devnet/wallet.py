@@ -1,0 +1,228 @@
+"""Wallets that really vote: fetch the round, encrypt, cast the vote on the dev chain, post the shares to helpers.
+
+They are as patient as real ones. Sequential wallets give a POST 5 s and try again after 200 and 600 ms where the
+answer may change; a helper that failed three times in a row comes last for 30 s. Parallel wallets have all shares
+in flight at once and wait 30 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+
+from devnet.ballot import SHARES, Ballot, BallotShare, checked_times, immediate, post_body, seal
+
+_RETRIED = frozenset({429, 500, 502, 503, 504})
+_WAITS = (0.2, 0.6)
+_PATIENCE = {"sequential": 5.0, "parallel": 30.0}
+_REST_SECONDS = 30.0
+_SHARES_PATH = "/shielded-vote/v1/shares"
+Mode = Literal["sequential", "parallel"]
+
+
+class WalletError(RuntimeError):
+    """The vote could not be cast (nothing was posted)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """How one POST of a share to one helper ended: status (None: no answer), the answer's `status` or error."""
+
+    helper: str
+    status: int | None
+    answer: str
+    attempts: int
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the helper has the share: queued now, or known already."""
+        return self.status == 200 and self.answer in ("queued", "duplicate")
+
+
+@dataclass(frozen=True, slots=True)
+class CastShare:
+    """A share as it was posted: index, nullifier, its second, and every helper's answer."""
+
+    index: int
+    nullifier: bytes
+    submit_at: int
+    posts: tuple[Posted, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether at least one helper has it."""
+        return any(post.accepted for post in self.posts)
+
+
+@dataclass(frozen=True, slots=True)
+class CastVote:
+    """What was voted, where its commitment is, and what became of its shares."""
+
+    ballot: Ballot = field(repr=False)
+    position: int
+    shares: tuple[CastShare, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every posted share is with a helper."""
+        return all(share.accepted for share in self.shares)
+
+
+class Wallet:
+    """One voter's wallet; an async context manager."""
+
+    def __init__(
+        self,
+        chain_url: str,
+        helper_urls: Sequence[str],
+        *,
+        mode: Mode = "sequential",
+        copies: int = 1,
+        token: str = "",
+        dice: random.Random | None = None,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self.chain_url = chain_url.rstrip("/")
+        self.helper_urls = [url.rstrip("/") for url in helper_urls]
+        self.mode = mode
+        self.copies = min(max(copies, 1), max(len(helper_urls), 1))
+        self._headers = {"X-Helper-Token": token} if token else {}
+        self._dice = dice or random.Random()
+        self._http = http or httpx.AsyncClient(timeout=_PATIENCE[mode])
+        self._own_http = http is None
+        self._failures = dict.fromkeys(self.helper_urls, 0)
+        self._resting_until = dict.fromkeys(self.helper_urls, 0.0)
+
+    async def __aenter__(self) -> Wallet:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, unless the client was given."""
+        if self._own_http:
+            await self._http.aclose()
+
+    async def cast_vote(
+        self,
+        round_id: bytes,
+        proposal_id: int,
+        vote_decision: int,
+        *,
+        weight: int | None = None,
+        times: Sequence[int] | None = None,
+    ) -> CastVote:
+        """Vote: `weight` is random when left out, `times` are the 16 shares' `submit_at` (default: at once)."""
+        ballot = await self.seal(round_id, proposal_id, vote_decision, weight=weight)
+        position = await self.cast(ballot)
+        return await self.post(ballot, position, times=immediate() if times is None else times)
+
+    async def seal(self, round_id: bytes, proposal_id: int, vote_decision: int, *, weight: int | None = None) -> Ballot:
+        """Encrypt a vote under the key of its round."""
+        answer = await self._http.get(f"{self.chain_url}/shielded-vote/v1/round/{round_id.hex()}")
+        key = answer.json().get("round", {}).get("ea_pk") if answer.status_code == 200 else None
+        if not key:
+            raise WalletError(f"the round is not open for votes: HTTP {answer.status_code} {answer.text[:200]}")
+        return await asyncio.to_thread(
+            seal,
+            round_id=round_id,
+            ea_pk=base64.b64decode(key),
+            proposal_id=proposal_id,
+            vote_decision=vote_decision,
+            weight=self._dice.randint(1, 10_000) if weight is None else weight,
+            dice=self._dice,
+        )
+
+    async def cast(self, ballot: Ballot, *, timeout: float = 60.0) -> int:
+        """Put the vote commitment on chain; returns its position in the round's tree."""
+        body = {"round_id": ballot.round_id.hex(), "vote_commitment": ballot.commitment.hex()}
+        sent = await self._http.post(f"{self.chain_url}/devnet/cast", json=body)
+        if sent.status_code != 200:
+            raise WalletError(f"the vote was not taken: {sent.text[:200]}")
+        where = f"{self.chain_url}/devnet/cast/{sent.json()['tx_hash']}"
+        async with asyncio.timeout(timeout):
+            while True:
+                found = await self._http.get(where, params={"wait": 2})
+                if found.status_code == 200:
+                    break
+        result: dict[str, Any] = found.json()
+        if result["code"] != 0:
+            raise WalletError(f"the vote failed in its block: {result['log']}")
+        return int(result["vc_position"])
+
+    async def post(
+        self,
+        ballot: Ballot,
+        position: int,
+        *,
+        times: Sequence[int],
+        indices: Sequence[int] = range(SHARES),
+    ) -> CastVote:
+        """Post shares to the helpers, each to `copies` of them; late voters post index 0 only."""
+        at = checked_times(times)
+        chosen = [ballot.shares[index] for index in indices]
+        if self.mode == "parallel":
+            waiting = [self._post_share(ballot, share, position, at[share.index]) for share in chosen]
+            posted = list(await asyncio.gather(*waiting))
+        else:
+            posted = [await self._post_share(ballot, share, position, at[share.index]) for share in chosen]
+        return CastVote(ballot, position, tuple(posted))
+
+    async def _post_share(self, ballot: Ballot, share: BallotShare, position: int, submit_at: int) -> CastShare:
+        """Post one share until enough helpers have it, or none is left to ask."""
+        body = post_body(ballot, share, position, submit_at)
+        posts: list[Posted] = []
+        for helper in self._order(share.index):
+            posts.append(await self._post(helper, body))
+            if sum(post.accepted for post in posts) >= self.copies:
+                break
+        return CastShare(share.index, share.nullifier, submit_at, tuple(posts))
+
+    def _order(self, index: int) -> list[str]:
+        """The helpers in the order in which to ask for this share: taking turns, resting ones last."""
+        now = asyncio.get_running_loop().time()
+        turn = index % max(len(self.helper_urls), 1)
+        turned = self.helper_urls[turn:] + self.helper_urls[:turn]
+        return sorted(turned, key=lambda helper: self._resting_until[helper] > now)
+
+    async def _post(self, helper: str, body: dict[str, Any]) -> Posted:
+        """One share to one helper, tried again where a real wallet does."""
+        posted = Posted(helper, None, "", 0)
+        for attempt, wait in enumerate((*_WAITS, None), 1):
+            try:
+                async with asyncio.timeout(_PATIENCE[self.mode]):
+                    answer = await self._http.post(helper + _SHARES_PATH, json=body, headers=self._headers)
+                posted = Posted(helper, answer.status_code, _said(answer), attempt)
+            except (httpx.HTTPError, TimeoutError) as error:
+                posted = Posted(helper, None, type(error).__name__, attempt)
+            if posted.status is not None and posted.status not in _RETRIED:
+                break
+            if wait is not None:
+                await asyncio.sleep(wait)
+        self._note(helper, posted.accepted)
+        return posted
+
+    def _note(self, helper: str, good: bool) -> None:
+        """Remember how a helper did."""
+        self._failures[helper] = 0 if good else self._failures[helper] + 1
+        if self._failures[helper] >= 3:
+            self._failures[helper] = 0
+            self._resting_until[helper] = asyncio.get_running_loop().time() + _REST_SECONDS
+
+
+def _said(answer: httpx.Response) -> str:
+    """The `status` of a good answer, the error of a bad one."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return answer.text[:200]
+    if not isinstance(body, dict):
+        return answer.text[:200]
+    return str(body.get("status") if answer.status_code == 200 else body.get("error", body))

@@ -1,0 +1,178 @@
+"""The dev chain answers the recorded exchanges as the real chain did: status, shape, and values where it can."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from devnet import recorded
+from devnet.faults import FaultRequest
+from devnet.node import Node
+from devnet.recorded import RecordedRound
+from tests.conftest import RECORDED, recorded_lines
+
+EXCHANGES = recorded_lines("exchanges.jsonl")
+BLOCKS = recorded_lines("blocks.jsonl")
+OTHER_ROUND = recorded_lines("other-round-events.jsonl")
+
+# The height at which the real chain was asked; everything else was asked after the round had closed.
+HEIGHTS = {
+    "round, status 4": recorded.CREATED,
+    "round, status 1": recorded.ACTIVE_AT,
+    "tree of a round with no leaf yet": recorded.ACTIVE_AT,
+    "reveal: the very same bytes again, round active": recorded.ALL_REVEALED,
+    "reveal: proof does not verify": recorded.ALL_REVEALED,
+    "reveal: no root at the anchor height": recorded.ALL_REVEALED,
+    "reveal: nullifier already spent (another helper was first)": recorded.ALL_REVEALED,
+    "reveal: unknown round, active chain": recorded.ALL_REVEALED,
+}
+# Identities, hashes and signatures of the recorded node: made up on any other chain.
+FREE = {
+    "hash",
+    "last_commit_hash",
+    "validators_hash",
+    "next_validators_hash",
+    "consensus_hash",
+    "app_hash",
+    "data_hash",
+    "last_results_hash",
+    "proposer_address",
+    "validator_address",
+    "signature",
+    "timestamp",
+    "default_node_id",
+    "id",
+    "moniker",
+    "address",
+    "latest_block_hash",
+    "latest_app_hash",
+    "earliest_block_hash",
+    "gas_used",
+}
+LOST = "node lost its consensus RPC while broadcasting"
+
+
+class Chain:
+    """A node in front of the recorded chain, at a height that only grows."""
+
+    def __init__(self) -> None:
+        self.round = RecordedRound(RECORDED)
+        self.node = Node(self.round.devnet, "node0")
+
+    async def ask(self, service: str, method: str, path: str, request: Any) -> httpx.Response:
+        app = self.node.rest if service == "rest" else self.node.rpc
+        content = request if isinstance(request, str) or request is None else json.dumps(request)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://chain") as client:
+            return await client.request(method, path, content=content)
+
+
+@pytest.fixture
+async def chain() -> AsyncIterator[Chain]:
+    chain = Chain()
+    yield chain
+    await chain.round.close()
+
+
+def differences(expected: Any, got: Any, free: set[str], where: str = "$", key: str = "") -> list[str]:
+    """Where two JSON values differ in shape, or in a value that is not free."""
+    if type(expected) is not type(got):
+        return [f"{where}: {expected!r} became {got!r}"]
+    if isinstance(expected, dict):
+        if list(expected) != list(got) and set(expected) != set(got):
+            return [f"{where}: keys {sorted(expected)} became {sorted(got)}"]
+        parts = (differences(expected[name], got[name], free, f"{where}.{name}", name) for name in expected)
+        return [problem for part in parts for problem in part]
+    if isinstance(expected, list):
+        if len(expected) != len(got):
+            return [f"{where}: {len(expected)} entries became {len(got)}"]
+        pairs = enumerate(zip(expected, got, strict=True))
+        parts = (differences(a, b, free, f"{where}[{index}]", key) for index, (a, b) in pairs)
+        return [problem for part in parts for problem in part]
+    return [] if key in free or expected == got else [f"{where}: {expected!r} became {got!r}"]
+
+
+async def check(chain: Chain, row: dict[str, Any], service: str, free: set[str]) -> None:
+    """Ask again, and compare."""
+    answer = await chain.ask(service, row.get("method", "GET"), row["path"], row.get("request"))
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.status_code == row["status"], answer.text
+    assert differences(row["response"], answer.json(), free) == []
+
+
+@pytest.mark.anyio
+async def test_every_recorded_exchange_is_answered_alike(chain: Chain) -> None:
+    rows = sorted(EXCHANGES, key=lambda row: HEIGHTS.get(row["name"], recorded.CLOSED))
+    problems = {}
+    for row in rows:
+        await chain.round.advance(HEIGHTS.get(row["name"], recorded.CLOSED))
+        if row["name"] == LOST:
+            chain.node.faults.apply(FaultRequest(routes=["reveal-share"], status_502=1), 1)
+        try:
+            await check(chain, row, "rest", FREE)
+        except AssertionError as wrong:
+            problems[row["name"]] = str(wrong)
+    assert problems == {}
+
+
+@pytest.mark.anyio
+async def test_blocks_and_consensus_rpc_are_answered_alike(chain: Chain) -> None:
+    await chain.round.advance(recorded.NEWEST)
+    for row in BLOCKS:
+        await check(chain, row, row["service"], FREE | ({"value"} if row["name"] == "status" else set()))
+
+
+@pytest.mark.anyio
+async def test_abci_queries_are_answered_alike(chain: Chain) -> None:
+    await chain.round.advance(recorded.CLOSED)
+    rows = json.loads((RECORDED / "abci-query.json").read_text())
+    for row in rows.values():
+        data = base64.b64decode(row["result"]["response"]["key"]).hex()
+        await check(
+            chain,
+            {"path": f'/abci_query?path="/store/vote/key"&data=0x{data}', "status": 200, "response": row},
+            "rpc",
+            set(),
+        )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("theirs", "ours"), [(58, 58), (85, 84)])
+async def test_events_of_delegations_and_votes_have_the_other_rounds_shape(
+    chain: Chain, theirs: int, ours: int
+) -> None:
+    row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={theirs}"))
+    await chain.round.advance(ours)
+    answer = await chain.ask("rpc", "GET", f"/block_results?height={ours}", None)
+    # Attribute values are the round's own; which attributes there are is what is compared.
+    assert differences(row["response"], answer.json(), FREE | {"height", "value"}) == []
+
+
+@pytest.mark.anyio
+async def test_the_end_of_the_round_is_announced_like_the_other_rounds(chain: Chain) -> None:
+    row = next(row for row in OTHER_ROUND if "round_status_change" in row["name"])
+    await chain.round.advance(recorded.CLOSED)
+    (round_,) = chain.round.devnet.chain.rounds.values()
+    tallying = next(height for height, status in round_.history if status == 2)
+    answer = await chain.ask("rpc", "GET", f"/block_results?height={tallying}", None)
+    events = answer.json()["result"]["finalize_block_events"]
+    values = {entry["key"]: entry["value"] for entry in events[0]["attributes"]}
+    assert differences(row["response"], answer.json(), FREE | {"height", "value"}) == []
+    assert values["vote_round_id"] == round_.round_id.hex()
+    assert (values["old_status"], values["new_status"]) == (
+        "SESSION_STATUS_ACTIVE",
+        "SESSION_STATUS_TALLYING",
+    )
+
+
+@pytest.mark.anyio
+async def test_recorded_transactions_are_found_with_their_heights(chain: Chain) -> None:
+    await chain.round.advance(recorded.ALL_REVEALED)
+    for row in recorded_lines("reveals.jsonl"):
+        answer = await chain.ask("rest", "GET", f"/shielded-vote/v1/tx/{row['response']['tx_hash']}", None)
+        assert answer.status_code == 200
+        assert answer.json() == row["tx"]
