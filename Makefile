@@ -1,0 +1,75 @@
+# Everything a person does with this project. `make` alone lists it.
+#
+# make demo  and  make test  work on a fresh machine: they make .venv, install what requirements/ pins, and build
+# the native prover. What they need of the machine is checked first, with one line for what is missing.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+export VIRTUAL_ENV := $(abspath $(VENV))
+export PATH := $(abspath $(BIN)):$(PATH)
+unexport CONDA_PREFIX
+
+NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format wheel bench lock docs clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with real proofs (ARGS='--circuit k11 --voters 5')
+	@$(BIN)/svote-helper demo $(ARGS)
+
+test: $(VENV)/.native ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+	cd proofs && cargo test --release --locked --quiet
+
+check: $(VENV)/.native ## lint, types and format of Python and Rust
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	cd proofs && cargo fmt --check && cargo clippy --release --all-targets --locked --quiet -- -D warnings
+
+format: $(VENV)/.deps ## put Python and Rust into the house's format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	cd proofs && cargo fmt
+
+bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
+	$(BIN)/python -m bench $(ARGS)
+
+wheel: $(VENV)/.deps ## a wheel in dist/
+	$(BIN)/maturin build --release --locked --out dist
+
+docs: $(VENV)/.native ## regenerate the documents that are made from the code
+	$(BIN)/python -m scripts.conformance
+
+lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow
+	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
+	  --python-version 3.11 pyproject.toml -o requirements/base.txt
+	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
+	  --python-version 3.11 pyproject.toml requirements/dev.in -o requirements/dev.txt
+	echo uv | $(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
+	  --python-version 3.11 - -o requirements/uv.txt
+
+clean: ## remove the environment and everything built
+	rm -rf $(VENV) build dist proofs/target proofs/*.so
+
+$(VENV)/.uv: requirements/uv.txt
+	@PYTHON=$(PYTHON) sh scripts/preflight.sh >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $< >&2
+	@touch $@
+
+$(VENV)/.deps: requirements/dev.txt $(VENV)/.uv
+	@echo "installing what requirements/ pins" >&2
+	@$(BIN)/uv pip install --quiet --require-hashes -r $< >&2
+	@touch $@
+
+$(VENV)/.native: $(NATIVE_SOURCES) $(VENV)/.deps
+	@echo "building the native prover (some minutes the first time)" >&2
+	@$(BIN)/maturin develop --release --locked --uv >&2
+	@touch $@

@@ -1,0 +1,314 @@
+"""The composition root: the only place where the parts are made and joined, started and stopped in order.
+
+Start: database (and what a crash left half-way), sockets, chain, provers, then the queue. Stop: no more requests,
+those under way finish, the queue lets go, the workers end, the database closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import structlog
+from starlette.types import ASGIApp
+
+import proofs
+
+from helper.api.app import make_app
+from helper.api.operator import make_operator_app
+from helper.attempts import Attempts
+from helper.broadcast import Broadcaster
+from helper.api.wallet import WalletView
+from helper.chain.failover import Endpoints, make_endpoints
+from helper.chain.follow import ChainFollower
+from helper.chain.http import Timeouts
+from helper.chain.listener import Listener
+from helper.circuits import CircuitChoice
+from helper.clock import Clock, SystemClock
+from helper.config import Config
+from helper.errors import HelperError
+from helper.hardening import harden_process
+from helper.intake import Intake
+from helper.processor import Gate, Processor
+from helper.prover.pool import DEFAULT_COMMAND, ProverPool, WorkerCommand
+from helper.retention import Retention
+from helper.reveal import Revealer
+from helper.rounds import RoundBook
+from helper.server import Server, bind_tcp, bind_unix, make_server
+from helper.store.sqlite import SqliteStore
+from helper.telemetry.stats import Stats
+from helper.tree import TreeKeeper
+
+log = structlog.get_logger("helper.app")
+
+HOUR = 3600.0
+
+
+class Service:
+    """The whole helper, wired from its settings.
+
+    Args:
+        config: validated settings.
+        clock: the time; tests bring their own.
+        prover_command: what starts a prover worker; tests of the queue bring a quicker prover.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        prover_command: WorkerCommand = DEFAULT_COMMAND,
+    ) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.stats = Stats()
+        self.store = SqliteStore(config.db_path)
+        self.endpoints = _endpoints(config, self.clock)
+        self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
+        self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
+        self.circuits = CircuitChoice(config.prover.circuit, clock=self.clock, remember=self.store.set_meta)
+        self.prover = ProverPool(
+            workers=config.proof_slots,
+            circuits=self.circuits.needed,
+            clock=self.clock,
+            nice=config.prover.nice,
+            timeout=config.prover.timeout_seconds,
+            command=prover_command,
+        )
+        self._processor_running = False
+        self._new_block = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._join()
+
+    def _join(self) -> None:
+        """Make the parts that need other parts."""
+        common: dict[str, Any] = {"store": self.store, "clock": self.clock, "stats": self.stats}
+        attempts = Attempts(**common, maximum=self.config.helper.max_attempts)
+        way: dict[str, Any] = {
+            **common,
+            "trees": self.trees,
+            "endpoints": self.endpoints,
+            "circuits": self.circuits,
+            "attempts": attempts,
+        }
+        self.broadcaster = Broadcaster(**way, verifier=self.prover)
+        self.processor = Processor(
+            store=self.store,
+            revealer=Revealer(**way, prover=self.prover),
+            broadcaster=self.broadcaster,
+            retention=Retention(
+                **common, rounds=self.rounds, purge_after=self.config.helper.purge_after_hours * HOUR
+            ),
+            gate=self.gate,
+            slots=self.prover.workers,
+            clock=self.clock,
+        )
+        self.listener = Listener(
+            self.store, self.endpoints, self.rounds, clock=self.clock, on_block=self._on_block, on_spent=self._on_confirmed
+        )
+        self.follower = ChainFollower(
+            endpoints=self.endpoints,
+            rounds=self.rounds,
+            trees=self.trees,
+            interval=self.config.chain.poll_seconds,
+        )
+        self.intake = Intake(
+            store=self.store,
+            rounds=self.rounds,
+            trees=self.trees,
+            checks=proofs,
+            clock=self.clock,
+            wake=self.processor.wake,
+            paused=self.intake_paused,
+        )
+        self.wallet_view = WalletView(
+            intake=self.intake, store=self.store, rounds=self.rounds, trees=self.trees, ready=lambda: self.ready
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether shares are taken and revealed: the chain was synced once, the provers' keys are warm."""
+        return self.follower.ready and self.prover.ready and self._processor_running
+
+    def intake_paused(self) -> str | None:
+        """Why no share is taken now, or None: rounds and trees must be known and a node in step."""
+        if not self.follower.ready:
+            return "starting: the chain was not read yet"
+        return None if self.endpoints.usable else "no node is in step with the chain"
+
+    def gate(self) -> Gate:
+        """What may be dispatched now."""
+        if self.endpoints.clock_suspect:
+            return Gate(frozenset(), 0.0, "this machine's clock and the chain's are too far apart")
+        head = self.endpoints.head
+        if head is None:
+            return Gate(frozenset(), 0.0, "no node is in step with the chain")
+        rounds = frozenset(
+            known.round_id
+            for known in self.rounds.active()
+            if head.time < known.vote_end_time and self.trees.anchor(known.round_id) is not None
+        )
+        return Gate(rounds, head.time + self.config.chain.clock_skew_seconds, self.circuits.paused)
+
+    def facts(self) -> dict[str, Any]:
+        """What only the running service knows, for operators: health, timings, pauses; nothing of one share."""
+        return {
+            "ready": self.ready,
+            "paused": self.processor.paused,
+            "circuit": self.circuits.current,
+            "chain_id": self.endpoints.chain_id,
+            "height": self.listener.height,
+            "endpoints": [{"name": name, "reason": reason} for name, reason in self.endpoints.reasons().items()],
+            "provers": {
+                "workers": self.prover.workers,
+                "pids": self.prover.pids,
+                "busy": self.processor.proving,
+                "self_test_seconds": self.prover.self_test_seconds,
+                "timeout_seconds": self.prover.timeout,
+            },
+            **self.stats.summary(),
+        }
+
+    def stop(self) -> None:
+        """Begin to stop; `run` returns when all has ended."""
+        self._stop.set()
+
+    async def run(self, *, started: Callable[[str], None] = lambda _: None) -> None:
+        """Run until `stop`, or until a part fails in a way that cannot be mended.
+
+        Args:
+            started: called with the wallets' base URL once the sockets listen.
+
+        Raises:
+            HelperError: the service could not start, or must not go on.
+        """
+        for failure in harden_process():
+            log.warning("not hardened", reason=failure)
+        await self.store.open()
+        try:
+            recovered = await self.store.recover()
+            log.info("queue opened", recovered=recovered)
+            await self.rounds.restore()
+            await self.trees.restore()
+            async with self._servers(started) as servers:
+                await self._work(servers)
+        finally:
+            await self.store.close()
+
+    def _wallet_app(self) -> ASGIApp:
+        settings = self.config.helper
+        return make_app(
+            self.wallet_view, api_token=settings.api_token, expose_queue_status=settings.expose_queue_status
+        )
+
+    @contextlib.asynccontextmanager
+    async def _servers(self, started: Callable[[str], None]) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+        """Both servers, from listening to the end of the last request."""
+        settings = self.config.helper
+        wallets = bind_tcp(settings.host, settings.port)
+        control_path = self.config.socket_path
+        control = bind_unix(control_path)
+        servers: list[tuple[Server, Any]] = [
+            (make_server(self._wallet_app()), wallets),
+            (make_server(make_operator_app(self.store, self.facts)), control),
+        ]
+        tasks = [asyncio.create_task(server.serve(sockets=[sock])) for server, sock in servers]
+        host, port = wallets.getsockname()[:2]
+        started(f"http://{host}:{port}")
+        try:
+            yield tasks
+        finally:
+            for server, _ in servers:
+                server.should_exit = True
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(FileNotFoundError):
+                control_path.unlink()
+
+    async def _work(self, servers: Sequence[asyncio.Task[None]]) -> None:
+        """Everything that runs for ever, until one of them ends or `stop` is called."""
+        tasks = [
+            asyncio.create_task(part)
+            for part in (
+                self.follower.run(),
+                self.listener.run(),
+                self.prover.run(),
+                self._process(),
+                self._reconcile(),
+                self._stop.wait(),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait([*tasks, *servers], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in reversed(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.endpoints.aclose()
+
+    async def _process(self) -> None:
+        """The queue, once provers are warm and the chain's circuit is chosen."""
+        await asyncio.sleep(0)
+        await self.prover.wait_ready()
+        await self.follower.wait_ready()
+        await self._choose_circuit()
+        self.endpoints.subscribe(self.processor.wake)
+        self._processor_running = True
+        log.info("ready", circuit=self.circuits.current, self_test=self.prover.self_test_seconds)
+        await self.processor.run()
+
+    async def _choose_circuit(self) -> None:
+        """Ask the chain who it is; the node's version may tell the generation."""
+        info = None
+        while info is None:
+            try:
+                info = await self.endpoints.call(lambda client: client.node_info())
+            except HelperError as error:
+                log.warning("the chain could not be asked for its version", error=str(error))
+                await self.clock.sleep(self.config.chain.poll_seconds)
+        remembered = await self.store.get_meta(CircuitChoice.key(info.chain_id))
+        self.circuits.begin(info.chain_id, info.version, remembered)
+
+    def _on_block(self, _height: int) -> None:
+        self._new_block.set()
+        self.processor.wake()
+
+    def _on_confirmed(self, share_ids: list[int]) -> None:
+        self.stats.count("confirmed", len(share_ids))
+        for share_id in share_ids:
+            self.circuits.forget(share_id)
+
+    async def _reconcile(self) -> None:
+        """After every block, see to the reveals that are not confirmed."""
+        while True:
+            await self._new_block.wait()
+            self._new_block.clear()
+            try:
+                if self._processor_running and self.endpoints.usable:
+                    await self.broadcaster.reconcile(self.listener.height or 0)
+            except HelperError as error:
+                log.error("unconfirmed reveals could not be looked at", error=str(error), advice=error.advice)
+
+
+def _endpoints(config: Config, clock: Clock) -> Endpoints:
+    chain = config.chain
+    return Endpoints(
+        make_endpoints(config.chain_endpoints, config.chain_rpc, timeouts=Timeouts(total=chain.timeout_seconds)),
+        clock=clock,
+        chain_id=chain.chain_id or None,
+        stale_after=chain.stale_seconds,
+        clock_skew=chain.clock_skew_seconds,
+    )
+
+
+async def run_service(service: Service, *, started: Callable[[str], None] = lambda _: None) -> None:
+    """Run a service until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop)
+    await service.run(started=started)

@@ -1,0 +1,43 @@
+"""What a failure of the share itself costs: one of its attempts, and a wait that doubles."""
+
+from __future__ import annotations
+
+import structlog
+
+from helper.clock import Clock
+from helper.schedule import retry_delay
+from helper.store.base import Store
+from helper.telemetry.stats import Stats
+
+log = structlog.get_logger("helper.attempts")
+
+
+class Attempts:
+    """Spends attempts: the wait is on disk before it is waited for, the last failure is final and reported.
+
+    Args:
+        maximum: the failure with this number is final.
+    """
+
+    def __init__(self, *, store: Store, clock: Clock, stats: Stats, maximum: int = 5) -> None:
+        self._store = store
+        self._clock = clock
+        self._stats = stats
+        self._maximum = maximum
+
+    async def spend(self, share_id: int, spent: int, stage: str, reason: str) -> None:
+        """Count one failure against a share that has `spent` attempts behind it."""
+        number = spent + 1
+        self._stats.failure(stage, reason)
+        if number >= self._maximum:
+            await self.fail(share_id, stage, reason, spend_attempt=True)
+            return
+        due_ms = int((self._clock.now() + retry_delay(number)) * 1000)
+        await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason)
+        log.warning("a reveal failed and is tried again", stage=stage, reason=reason, attempt=number)
+
+    async def fail(self, share_id: int, stage: str, reason: str, *, spend_attempt: bool = False) -> None:
+        """Give a share up: it is reported and its witness kept until its round is purged."""
+        if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=spend_attempt):
+            self._stats.count("failed")
+            log.error("a share has failed for good", stage=stage, reason=reason)

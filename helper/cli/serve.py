@@ -1,0 +1,48 @@
+"""`svote-helper serve`: run the helper in the foreground until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from helper.cli.output import say
+from helper.cli.settings import ConfigOption, read_settings
+
+app = typer.Typer()
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Listen here instead of [helper] host.")] = None,
+    port: Annotated[int | None, typer.Option(help="Listen there instead of [helper] port; 0: a free one.")] = None,
+    db: Annotated[Path | None, typer.Option("--db", help="Queue database instead of [helper] db_path.")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write the base URL here, as JSON, once the service listens.")
+    ] = None,
+) -> None:
+    """Take shares from wallets and reveal each at its time."""
+    flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
+    settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
+    # loaded here, so that the help and a mistake in the settings need no native code
+    import uvloop  # noqa: PLC0415
+
+    from helper.app import Service, run_service  # noqa: PLC0415
+    from helper.telemetry.log import configure  # noqa: PLC0415
+
+    configure(settings.log.level, settings.log.format)
+    if settings.helper.disable:
+        say("the helper is disabled ([helper] disable = true); nothing else is set up to run")
+        return
+
+    def started(url: str) -> None:
+        say(f"listening on {url}")
+        if ready_file is not None:
+            partial = ready_file.with_suffix(".partial")
+            partial.write_text(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
+            partial.replace(ready_file)
+
+    uvloop.run(run_service(Service(settings), started=started))

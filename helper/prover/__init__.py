@@ -1,0 +1,5 @@
+"""Proofs are made in worker processes, so that they never slow down an answer and can be killed."""
+
+from helper.prover.pool import ProofJob, ProverPool, WorkerCommand
+
+__all__ = ["ProofJob", "ProverPool", "WorkerCommand"]

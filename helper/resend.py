@@ -1,0 +1,53 @@
+"""What to do next with a reveal that may have been sent (pure).
+
+A sent message is public the moment it leaves, so the same bytes may be sent again without giving anything away and
+without being counted twice: the chain counts a nullifier once. A new proof is made only when the old message can no
+longer get in, and not more often than every ten blocks, as each try costs the chain a verification.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from helper.chain.outcome import Verdict
+
+PATIENCE_BLOCKS = 3
+"""Blocks that an accepted message may take to be counted before it is sent again."""
+REPROVE_BLOCKS = 10
+"""Blocks after its first sending in which a message is given up for a new proof."""
+
+AT_NEXT_BLOCK = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
+"""What says nothing against the message itself: the same bytes again, one block later."""
+
+
+class Next(Enum):
+    """The next step of a reveal in state broadcast."""
+
+    WAIT = "wait for the next block"
+    SEND = "send the same bytes (again)"
+    PROVE = "go back for a new proof"
+
+
+def next_step(
+    *, sends: int, first_height: int | None, last_height: int | None, outcome: str | None, height: int
+) -> Next:
+    """Decide for one unconfirmed reveal.
+
+    Args:
+        sends: how often it was sent, or about to be when the service ended.
+        first_height: the chain's height when it was first sent.
+        last_height: the chain's height when it was last sent.
+        outcome: the name of the last answer's verdict, None when no answer is known (a crash, a lost reply).
+        height: the chain's height now, every block up to it processed.
+    """
+    if sends == 0 or first_height is None or last_height is None:
+        return Next.SEND
+    if height <= last_height:
+        return Next.WAIT
+    if height >= first_height + REPROVE_BLOCKS:
+        return Next.PROVE
+    patience = 1 if outcome is None or outcome in _QUICK else PATIENCE_BLOCKS
+    return Next.SEND if height >= last_height + patience else Next.WAIT
+
+
+_QUICK = frozenset(verdict.name for verdict in AT_NEXT_BLOCK)

@@ -1,0 +1,141 @@
+"""One share's way from the queue to a message on disk: tree path, proof, transaction bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from helper.attempts import Attempts
+from helper.chain.failover import Endpoints
+from helper.chain.message import RevealMessage
+from helper.circuits import CircuitChoice
+from helper.clock import Clock
+from helper.errors import ProofFailed, ProverDied, ProverTimeout
+from helper.prover import ProofJob
+from helper.prover.pool import Proof
+from helper.store.base import PreparedReveal, QueuedShare, Store
+from helper.telemetry.stats import Stats
+from helper.tree import Anchor, TreeKeeper
+
+log = structlog.get_logger("helper.reveal")
+
+FREE_CRASHES = 2
+"""How often a worker may die under a share before it costs the share an attempt."""
+
+
+class Prover(Protocol):
+    """What makes proofs, as `helper.prover.ProverPool` does."""
+
+    async def prove(self, job: ProofJob, *, started: Callable[[], None] = ...) -> Proof:
+        """Make one proof; `started` is called when a worker takes it up."""
+        ...
+
+
+class Revealer:
+    """Proves claimed shares and puts their messages on disk."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        trees: TreeKeeper,
+        endpoints: Endpoints,
+        prover: Prover,
+        circuits: CircuitChoice,
+        attempts: Attempts,
+        clock: Clock,
+        stats: Stats,
+    ) -> None:
+        self._store = store
+        self._trees = trees
+        self._endpoints = endpoints
+        self._prover = prover
+        self._circuits = circuits
+        self._attempts = attempts
+        self._clock = clock
+        self._stats = stats
+
+    async def prove(self, queued: QueuedShare) -> bool:
+        """Make the share's proof and put its message on disk, fsync'd.
+
+        Returns:
+            True when there is a message to send now; False when the share went another way (back to the queue,
+            failed, or counted meanwhile by somebody else's reveal).
+        """
+        share = queued.share
+        anchor = self._trees.anchor(share.round_id)
+        if anchor is None or share.tree_position >= anchor.size:
+            await self._store.put_back(queued.id, stage="tree", note="no verified root holds this leaf yet")
+            return False
+        circuit = self._circuits.current
+        path = await self._trees.path(share.round_id, share.tree_position, anchor)
+        proof = await self._make_proof(queued, _job(queued, circuit, path))
+        if proof is None:
+            return False
+        if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
+            await self._attempts.spend(
+                queued.id, queued.attempts, "proof", "the proof is of another statement"
+            )
+            return False
+        return await self._store.prepare(queued.id, self._prepared(queued, circuit, anchor, proof))
+
+    async def _make_proof(self, queued: QueuedShare, job: ProofJob) -> Proof | None:
+        try:
+            proof = await self._prover.prove(job, started=lambda: self._note_start(queued))
+        except ProverDied as error:
+            await self._worker_died(queued, str(error))
+            return None
+        except (ProverTimeout, ProofFailed) as error:
+            await self._attempts.spend(queued.id, queued.attempts, "proof", str(error))
+            return None
+        self._stats.count("proven")
+        self._stats.proof_seconds.add(proof.seconds)
+        return proof
+
+    def _note_start(self, queued: QueuedShare) -> None:
+        if not queued.attempts and not queued.crashes and queued.proved_height is None:
+            self._stats.lateness_start.add(self._clock.now() - queued.due_ms / 1000)
+
+    async def _worker_died(self, queued: QueuedShare, reason: str) -> None:
+        crashes = await self._store.record_crash(queued.id, due_ms=queued.due_ms, note=reason)
+        log.warning("prover worker died under a share", crashes=crashes)
+        if crashes > FREE_CRASHES:
+            await self._attempts.spend(queued.id, queued.attempts, "proof", reason)
+
+    def _prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
+        message = RevealMessage(
+            nullifier=queued.nullifier,
+            enc_share=queued.share.c1 + queued.share.c2,
+            proposal_id=queued.share.proposal_id,
+            vote_decision=queued.share.vote_decision,
+            proof=proof.proof,
+            round_id=queued.share.round_id,
+            anchor_height=anchor.height,
+        )
+        head = self._endpoints.head
+        return PreparedReveal(
+            message=message.to_tx(),
+            tx_hash=message.tx_hash(),
+            anchor_height=anchor.height,
+            circuit=circuit,
+            height=anchor.height if head is None else head.height,
+        )
+
+
+def _job(queued: QueuedShare, circuit: str, path: bytes) -> ProofJob:
+    share = queued.share
+    return ProofJob(
+        circuit=circuit,
+        path=path,
+        position=share.tree_position,
+        share_comms=share.share_comms,
+        primary_blind=share.primary_blind,
+        c1=share.c1,
+        c2=share.c2,
+        share_index=share.share_index,
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
+        round_id=share.round_id,
+    )

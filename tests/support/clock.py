@@ -1,0 +1,45 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+
+class FakeClock:
+    """Wall and monotonic time moved by hand; sleepers wake in the order of their deadlines."""
+
+    def __init__(self, now: float = 1_795_268_000.0) -> None:
+        self._now = now
+        self._monotonic = 1000.0
+        self._sleepers: list[tuple[float, int, asyncio.Event]] = []
+        self._count = itertools.count()
+
+    def now(self) -> float:
+        """Wall time."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Time since an arbitrary start."""
+        return self._monotonic
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the test has moved the clock that far."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        event = asyncio.Event()
+        heapq.heappush(self._sleepers, (self._monotonic + seconds, next(self._count), event))
+        await event.wait()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, wall and monotonic."""
+        self._now += seconds
+        self._monotonic += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._monotonic:
+            heapq.heappop(self._sleepers)[2].set()
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock, as an administrator or NTP does; nobody wakes."""
+        self._now += seconds

@@ -1,0 +1,96 @@
+"""A prover worker whose proofs are stand-ins: quick, and able to fail on order. For tests of everything around proofs.
+
+The dev chain takes its proofs only when it is started with `--stand-in-proofs`. What happens to a share is chosen by
+its proposal id, so that a test can order a crash of the worker through the service's own front door.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from hashlib import blake2b
+
+import proofs
+from helper.prover.frames import Frame
+from helper.prover.worker import main
+
+DIES, HANGS, REFUSES = 41, 42, 43
+"""Proposal ids that make the worker end, never answer, or refuse the witness."""
+
+PREFIX = b"STANDIN"
+
+
+def stand_in_proof(public: bytes) -> bytes:
+    """What the dev chain's flag lets pass as a proof of these public inputs (their bytes, in the statement's order)."""
+    return PREFIX + blake2b(public, digest_size=32).digest()
+
+
+def public_inputs(
+    nullifier: bytes, c1: bytes, c2: bytes, proposal_id: int, vote_decision: int, root: bytes, round_id: bytes
+) -> bytes:
+    """The nine public inputs of a statement as the stand-in hashes them."""
+    return b"".join(
+        (nullifier, c1, c2, proposal_id.to_bytes(4, "big"), vote_decision.to_bytes(4, "big"), root, round_id)
+    )
+
+
+class StandInEngine:
+    """Computes the statement for real (hashes and tree), and only the proof itself is a stand-in."""
+
+    def __init__(self) -> None:
+        self._seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
+
+    def warm(self, circuits: list[str]) -> Mapping[str, str]:
+        """No keys are made; the fingerprints are the real ones."""
+        if os.environ.get("STANDIN_BAD_KEYS"):
+            raise proofs.CircuitError("k10: the fingerprint is not the chain's")
+        return {name: proofs.CIRCUITS[name].fingerprint for name in circuits}
+
+    def self_test(self, circuit: str) -> float:
+        """As quick as its proofs."""
+        return self._seconds + 0.001
+
+    def prove(self, job: Frame) -> Frame:
+        """A stand-in for the statement that the job's witness opens."""
+        match job["proposal_id"]:
+            case proposal if proposal == DIES:
+                os._exit(9)
+            case proposal if proposal == HANGS:
+                threading.Event().wait()
+            case proposal if proposal == REFUSES:
+                raise proofs.ProvingError("told to")
+        time.sleep(self._seconds)
+        round_id, comms = bytes.fromhex(job["round_id"]), bytes.fromhex(job["share_comms"])
+        c1, c2, blind = (bytes.fromhex(job[name]) for name in ("c1", "c2", "primary_blind"))
+        commitment = proofs.vote_commitment(
+            round_id, proofs.shares_hash(comms), job["proposal_id"], job["vote_decision"]
+        )
+        nullifier = proofs.share_nullifier(commitment, job["share_index"], blind)
+        root = climb(commitment, job["position"], bytes.fromhex(job["path"]))
+        public = public_inputs(nullifier, c1, c2, job["proposal_id"], job["vote_decision"], root, round_id)
+        return {"proof": stand_in_proof(public), "nullifier": nullifier, "root": root}
+
+    def verify(self, job: Frame) -> Frame:
+        """Whether the stand-in is the one of this statement."""
+        public = public_inputs(
+            *(bytes.fromhex(job[name]) for name in ("nullifier", "c1", "c2")),
+            job["proposal_id"],
+            job["vote_decision"],
+            *(bytes.fromhex(job[name]) for name in ("root", "round_id")),
+        )
+        return {"ok": bytes.fromhex(job["proof"]) == stand_in_proof(public)}
+
+
+def climb(leaf: bytes, position: int, path: bytes) -> bytes:
+    """The root over a leaf, by its authentication path."""
+    node = leaf
+    for level in range(proofs.TREE_DEPTH):
+        sibling = path[32 * level : 32 * (level + 1)]
+        node = proofs.poseidon(sibling, node) if position >> level & 1 else proofs.poseidon(node, sibling)
+    return node
+
+
+if __name__ == "__main__":
+    main(StandInEngine())

@@ -1,0 +1,116 @@
+"""Which circuit generation is used, and what a refusal does to the choice."""
+
+from __future__ import annotations
+
+import pytest
+
+from helper.circuits import PAUSE_SECONDS, CircuitChoice, Refused, by_version
+from tests.support.clock import FakeClock
+
+
+class Memory(dict[str, str]):
+    """Remembers what a chain accepted, as the store's meta table does."""
+
+    async def put(self, key: str, value: str) -> None:
+        self[key] = value
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def choice(setting: str, clock: FakeClock, memory: Memory) -> CircuitChoice:
+    return CircuitChoice(setting, clock=clock, remember=memory.put)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("v1.3.0", "k10"),
+        ("1.3.0", "k10"),
+        ("v1.2.9", "k11"),
+        ("0.5.42", "k11"),
+        ("v2.0.0-rc1", "k10"),
+        ("", None),
+        ("main-abc", None),
+    ],
+)
+def test_the_version_tells_the_generation_where_it_tells_anything(version: str, expected: str | None) -> None:
+    assert by_version(version) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "remembered", "expected"),
+    [
+        ("v1.2.0", None, "k11"),
+        ("", None, "k10"),
+        ("v1.2.0", "k10", "k10"),
+        ("", "k11", "k11"),
+        ("v1.3.0", "k9", "k10"),
+    ],
+)
+def test_what_the_chain_accepted_before_comes_first(
+    clock: FakeClock, memory: Memory, version: str, remembered: str | None, expected: str
+) -> None:
+    auto = choice("auto", clock, memory)
+    auto.begin("svote-1", version, remembered)
+    assert auto.current == expected
+    assert set(auto.needed) == {"k10", "k11"}
+
+
+@pytest.mark.anyio
+async def test_a_refused_valid_proof_switches_once_and_the_accepted_generation_is_remembered(
+    clock: FakeClock, memory: Memory
+) -> None:
+    auto = choice("auto", clock, memory)
+    auto.begin("svote-1", "", None)
+    assert auto.refused(1, "k10", valid=True) is Refused.TRY_OTHER
+    assert auto.current == "k11"
+    assert auto.refused(2, "k10", valid=True) is Refused.TRY_OTHER
+    assert auto.current == "k11", "a second refusal of the same generation does not switch back"
+    await auto.accepted("k11")
+    assert memory == {"circuit:svote-1": "k11"}
+    again = choice("auto", clock, memory)
+    again.begin("svote-1", "", memory[CircuitChoice.key("svote-1")])
+    assert again.current == "k11"
+
+
+def test_a_share_refused_with_both_generations_costs_an_attempt(clock: FakeClock, memory: Memory) -> None:
+    auto = choice("auto", clock, memory)
+    auto.begin("svote-1", "", None)
+    assert auto.refused(1, "k10", valid=True) is Refused.TRY_OTHER
+    assert auto.refused(1, "k11", valid=True) is Refused.SPEND_ATTEMPT
+
+
+@pytest.mark.parametrize("setting", ["auto", "k11"])
+def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(
+    clock: FakeClock, memory: Memory, setting: str
+) -> None:
+    chosen = choice(setting, clock, memory)
+    before = chosen.current
+    assert chosen.refused(1, before, valid=False) is Refused.SPEND_ATTEMPT
+    assert (chosen.current, chosen.paused) == (before, None)
+
+
+@pytest.mark.anyio
+async def test_a_generation_set_by_hand_pauses_the_queue_and_says_why(
+    clock: FakeClock, memory: Memory
+) -> None:
+    by_hand = choice("k11", clock, memory)
+    by_hand.begin("svote-1", "v1.3.0", "k10")
+    assert (by_hand.current, by_hand.needed) == ("k11", ("k11",))
+    assert by_hand.refused(1, "k11", valid=True) is Refused.PAUSED
+    assert by_hand.paused is not None
+    assert '"k10"' in by_hand.paused
+    clock.advance(PAUSE_SECONDS)
+    assert by_hand.paused is None, "one share tries again now and then: the chain may have upgraded"
+    by_hand.refused(1, "k11", valid=True)
+    await by_hand.accepted("k11")
+    assert by_hand.paused is None
+    assert memory == {}
