@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from helper.api.body import BodyReader
 from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
 from helper.api.wallet import WalletView, wallet_routes
 
@@ -17,6 +18,7 @@ def make_app(
     *,
     api_token: str = "",
     expose_queue_status: bool = False,
+    bodies: BodyReader | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The wallets' application.
@@ -25,9 +27,12 @@ def make_app(
         view: what the routes look at.
         api_token: what wallets must send in X-Helper-Token; empty asks for nothing.
         expose_queue_status: whether the counts are served.
+        bodies: reads request bodies within their limits.
         more: routes of other parts of the product, matched after the wallets'.
     """
-    routes = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
+    routes = wallet_routes(
+        view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies or BodyReader()
+    )
     return wrapped([*routes, *more])
 
 

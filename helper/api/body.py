@@ -33,9 +33,7 @@ class BodyReader:
         budget: bytes of all bodies together that may be in memory while they are read.
     """
 
-    def __init__(
-        self, limit: int = MAX_BODY, seconds: float = BODY_SECONDS, budget: int = MAX_BUFFERED
-    ) -> None:
+    def __init__(self, limit: int = MAX_BODY, seconds: float = BODY_SECONDS, budget: int = MAX_BUFFERED) -> None:
         self._limit = limit
         self._seconds = seconds
         self._budget = budget

@@ -57,9 +57,7 @@ def stats_json(
         "source": source,
         "total": counts_json(totals),
         "rounds": rounds,
-        "damaged": [
-            {"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged
-        ],
+        "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
         **({} if service is None else {"service": dict(service)}),
     }
 
@@ -94,9 +92,7 @@ def state_name(state: int) -> str:
         return str(state)
 
 
-def parse_filter(
-    round_hex: str | None, state: str | None, due_before: str | None, stage: str | None
-) -> QueueFilter:
+def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
     """What an operator asked to see; empty is as good as absent.
 
     Args:

@@ -93,9 +93,8 @@ class WalletView:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool) -> list[Route]:
+def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[Route]:
     """The routes, with a token where one is set (empty: none)."""
-    bodies = BodyReader()
 
     async def take(request: Request) -> Response:
         share = wire.parse_share(await bodies.read(request))

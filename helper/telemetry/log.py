@@ -2,7 +2,7 @@
 
 The list is the guard. A field that is not on it is dropped and counted, whatever its value, so that a
 witness, a nullifier or a transaction cannot slip into a log by somebody's new line of code. Exceptions are
-written as their types and places; their texts only where they are this product's own: others may quote values.
+written as their types and places, with their texts only where these are our own: others may quote a value.
 """
 
 from __future__ import annotations
