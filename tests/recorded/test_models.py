@@ -1,0 +1,224 @@
+"""The recorded answers parse into what they say, and the recorded transactions are rebuilt byte for byte."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.chain.client import ChainClient, HeightGoneError
+from helper.chain.message import RevealMessage
+from helper.chain.models import LeafBlock, RoundStatus, TreeState
+from helper.chain.outcome import Verdict
+from helper.chain.rpc import RpcClient
+from helper.errors import ChainAnswerError
+from tests.conftest import RECORDED, recorded_lines
+
+ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
+
+
+def replay(*names: str) -> httpx.MockTransport:
+    """A node that gives the recorded answers of these names, each at its own path."""
+    rows = [row for file in ("exchanges", "blocks", "other-round-events") for row in recorded_lines(f"{file}.jsonl")]
+    chosen = {row["path"].split("?")[0]: row for row in rows if row["name"] in names}
+    assert len(chosen) == len(names)
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        row = chosen[request.url.path]
+        return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
+
+    return httpx.MockTransport(handle)
+
+
+def client(*names: str) -> ChainClient:
+    return ChainClient("http://node:1317", transport=replay(*names))
+
+
+def rpc(*names: str) -> RpcClient:
+    return RpcClient("http://node:26657", transport=replay(*names))
+
+
+@pytest.mark.parametrize(("status", "key"), [(4, False), (1, True), (3, True)])
+async def test_round(status: int, key: bool) -> None:
+    found = await client(f"round, status {status}").round(ROUND_ID)
+    assert found is not None
+    assert (found.round_id, found.status, found.vote_end_time) == (ROUND_ID, RoundStatus(status), 1795268195)
+    assert found.created_at_height == 55
+    assert [(p.id, p.title, p.options) for p in found.proposals] == [
+        (1, "Proposal A", (0, 1)),
+        (2, "Proposal B", (0, 1)),
+    ]
+    assert (found.ea_pk is not None) is key
+
+
+async def test_rounds_and_unknown_round() -> None:
+    assert [found.round_id for found in await client("rounds").rounds()] == [ROUND_ID]
+    assert await client("unknown round").round(b"\x11" * 32) is None
+
+
+async def test_tree_and_leaves() -> None:
+    state = await client("tree, latest").tree_latest(ROUND_ID)
+    root = b64decode("6seWJ65Nj5gUfTvYPqNkC+gEWXQv8jGEYt94JCfHXRk=")
+    assert state == TreeState(3, root, 84)
+    assert await client("tree of a round with no leaf yet").tree_latest(ROUND_ID) is None
+    blocks = await client("leaves").leaves(ROUND_ID, 1, 100)
+    assert [(block.height, block.start_index, block.end_index) for block in blocks] == [(58, 0, 1), (84, 1, 3)]
+    assert isinstance(blocks[0], LeafBlock)
+    assert blocks[0].leaves.hex().startswith("6d439229")
+    assert await client("leaves, no leaf in range").leaves(ROUND_ID, 100, 200) == []
+    with pytest.raises(ChainAnswerError, match="block range 1999 exceeds maximum 1000"):
+        await client("leaves, range too long").leaves(ROUND_ID, 1, 1000)
+
+
+async def test_health() -> None:
+    head = await client("latest block").latest_block()
+    assert (head.chain_id, head.height) == ("svote-1", 463)
+    assert head.time == pytest.approx(1795268515.104453)
+    assert await client("syncing").syncing() is False
+    info = await client("node info").node_info()
+    assert (info.chain_id, info.version) == ("svote-1", "")
+    seen, catching_up = await rpc("status").status()
+    assert (seen.chain_id, seen.height, catching_up) == ("svote-1", 1283, False)
+
+
+async def test_validator() -> None:
+    address = "svvaloper1p2amg2qs5ze7h6hz85vqzwwg300sdunsy3l6em"
+    assert await client("one validator").validator(address) == "BOND_STATUS_BONDED"
+    nobody = "svvaloper1qqqsyqcyq5rqwzqfpg9scrgwpugpzysnpuylqc"
+    assert await client("no such validator").validator(nobody) is None
+
+
+def message(request: dict[str, Any]) -> RevealMessage:
+    return RevealMessage(
+        nullifier=b64decode(request["share_nullifier"]),
+        enc_share=b64decode(request["enc_share"]),
+        proposal_id=request["proposal_id"],
+        vote_decision=request["vote_decision"],
+        proof=b64decode(request["proof"]),
+        round_id=b64decode(request["vote_round_id"]),
+        anchor_height=request["vote_comm_tree_anchor_height"],
+    )
+
+
+def test_messages_are_rebuilt_byte_for_byte(recorded_reveals: list[dict[str, Any]]) -> None:
+    for row in recorded_reveals:
+        reveal = message(row["request"])
+        assert reveal.tx_hash().hex().upper() == row["response"]["tx_hash"]
+        assert reveal.to_json() == row["request"]
+        assert RevealMessage.from_tx(reveal.to_tx()) == reveal
+        assert row["request"]["share_nullifier"] not in repr(reveal)
+        assert reveal.nullifier.hex() not in repr(reveal)
+
+
+def test_zero_values_are_left_out(recorded_reveals: list[dict[str, Any]]) -> None:
+    reveal = message(recorded_reveals[0]["request"] | {"vote_decision": 0})
+    assert len(reveal.to_tx()) == len(message(recorded_reveals[0]["request"]).to_tx()) - 2
+    assert RevealMessage.from_tx(reveal.to_tx()).vote_decision == 0
+
+
+@pytest.mark.parametrize("tx", [b"", b"\x05abc", b"\x04\xff\xff\xff", b"\x04"])
+def test_other_transactions_are_no_reveals(tx: bytes) -> None:
+    with pytest.raises(ChainAnswerError):
+        RevealMessage.from_tx(tx)
+
+
+async def test_blocks() -> None:
+    block = await client("block with raw transactions").block(106)
+    assert block is not None
+    assert block.head.height == 106
+    assert block.head.time == pytest.approx(1795268003.562910)
+    hashes = {row["hash"] for row in recorded_lines("blocks.jsonl")[0]["response"]["result"]["txs"]}
+    assert hashes <= {sha256(tx).hexdigest().upper() for tx in block.txs}
+    assert all(RevealMessage.from_tx(tx).round_id == ROUND_ID for tx in block.txs)
+    assert await client("block to come").block(99999999) is None
+
+
+async def test_block_results() -> None:
+    results = await rpc("block results 106").block_results(106)
+    block = await client("block with raw transactions").block(106)
+    assert results is not None
+    assert block is not None
+    assert results.reveals == [(ROUND_ID, RevealMessage.from_tx(tx).nullifier) for tx in block.txs]
+    assert await rpc("block results of a height to come").block_results(99999999) is None
+    with pytest.raises(ChainAnswerError, match="height 106 came for 105"):
+        await rpc("block results 106").block_results(105)
+
+
+async def test_other_events() -> None:
+    other = bytes.fromhex("5ce722cba907cb0b8b25834955f08c3b061af067c79c9488825f138f5ad3683a")
+    cast = await rpc("block results 85: cast_vote, commitment_tree_root, message").block_results(85)
+    assert cast is not None
+    assert cast.reveals == []
+    assert [(round_id, height) for round_id, _, height in cast.roots] == [(other, 85)]
+    change = await rpc("block results 286: round_status_change").block_results(286)
+    assert change is not None
+    assert change.status_changes == [(other, "SESSION_STATUS_ACTIVE", "SESSION_STATUS_TALLYING")]
+
+
+async def test_search_and_single_nullifier() -> None:
+    rows = {row["name"]: row for row in recorded_lines("blocks.jsonl")}
+    page = next(row for name, row in rows.items() if name.startswith("reveals of a round, page 1"))
+    past = rows["reveals of a round, page past the end"]
+
+    def search(request: httpx.Request) -> httpx.Response:
+        row = page if request.url.params["page"] == "1" else past
+        return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
+
+    found = await RpcClient("http://node", transport=httpx.MockTransport(search)).tx_search_reveals(ROUND_ID)
+    assert [height for height, _ in found] == [106] * 4
+
+    answers = json.loads((RECORDED / "abci-query.json").read_text())
+    queries: list[str] = []
+
+    def query(request: httpx.Request) -> httpx.Response:
+        queries.append(request.url.params["data"])
+        kind = "absent" if request.url.params["data"].endswith("00" * 32) else "present"
+        return httpx.Response(200, content=json.dumps(answers[kind]).encode())
+
+    node = RpcClient("http://node", transport=httpx.MockTransport(query))
+    assert await node.spent(ROUND_ID, found[0][1])
+    assert not await node.spent(ROUND_ID, bytes(32))
+    key = b64decode(answers["present"]["result"]["response"]["key"])
+    assert queries[0] == f"0x{key.hex()}"
+
+
+async def test_broadcast_is_the_recorded_exchange(recorded_reveals: list[dict[str, Any]]) -> None:
+    sent: list[httpx.Request] = []
+    row = recorded_reveals[0]
+
+    def node(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200, content=json.dumps(row["response"]).encode())
+
+    chain = ChainClient("http://node", transport=httpx.MockTransport(node))
+    outcome = await chain.broadcast(message(row["request"]))
+    assert outcome.verdict is Verdict.ACCEPTED
+    assert (sent[0].method, sent[0].url.path) == ("POST", "/shielded-vote/v1/reveal-share")
+    assert json.loads(sent[0].content) == row["request"]
+    other = await chain.broadcast(message(recorded_reveals[1]["request"]))
+    assert other.verdict is Verdict.AMBIGUOUS, "the node answered with another transaction's hash"
+
+
+async def test_tx(recorded_reveals: list[dict[str, Any]]) -> None:
+    row = recorded_reveals[0]
+    tx_hash = bytes.fromhex(row["response"]["tx_hash"])
+
+    def node(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == f"/shielded-vote/v1/tx/{row['response']['tx_hash']}"
+        return httpx.Response(200, content=json.dumps(row["tx"]).encode())
+
+    result = await ChainClient("http://node", transport=httpx.MockTransport(node)).tx(tx_hash)
+    assert result is not None
+    assert (result.code, result.height) == (0, 106)
+    assert await client("tx not found").tx(bytes.fromhex("AB" * 32)) is None
+
+
+async def test_a_pruned_block_is_not_a_block_to_come() -> None:
+    body = b'{"code":3,"message":"height 5 is not available, lowest height is 100","details":[]}'
+    node = httpx.MockTransport(lambda _: httpx.Response(400, content=body))
+    with pytest.raises(HeightGoneError, match="lowest height is 100"):
+        await ChainClient("http://node", transport=node).block(5)

@@ -1,0 +1,256 @@
+"""Nodes that answer over an httpx transport, in the shapes of the recording, and a store in memory."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+from urllib.parse import parse_qs
+
+import anyio
+import httpx
+
+from helper.chain.failover import Endpoints, make_endpoints
+from helper.errors import StoreError
+from helper.share import ShareState
+from helper.store.rows import RoundLike, Spent, StoredRound
+from tests.conftest import recorded_lines
+from tests.support.clock import FakeClock
+
+ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
+VOTE_END = 1795268195
+CHAIN = "svote-1"
+
+
+def recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
+    """The recorded exchange of this name."""
+    return next(row for row in recorded_lines(file) if row["name"] == name)
+
+
+def recorded_round(status: int) -> dict[str, Any]:
+    value: dict[str, Any] = recorded(f"round, status {status}")["response"]["round"]
+    return value
+
+
+def answer(status: int, value: object) -> httpx.Response:
+    return httpx.Response(status, content=json.dumps(value).encode(), headers={"content-type": "application/json"})
+
+
+def stamp(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
+
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+@dataclass
+class Node:
+    """One node. Empty blocks unless `txs` says otherwise; `faults` replace answers by a piece of the path."""
+
+    clock: FakeClock
+    height: int = 463
+    chain_id: str = CHAIN
+    age: float = 0.0
+    syncing: bool = False
+    hangs: bool = False
+    rounds: list[dict[str, Any]] = field(default_factory=lambda: [recorded_round(1)])
+    leaf_blocks: list[dict[str, Any]] = field(default_factory=lambda: list(recorded("leaves")["response"]["blocks"]))
+    tree: dict[str, Any] = field(default_factory=lambda: dict(recorded("tree, latest")["response"]["tree"]))
+    txs: dict[int, list[bytes]] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    events: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    faults: dict[str, Handler] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    lowest: int = 1
+
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        self.asked.append(request.url.raw_path.decode())
+        if self.hangs:
+            await anyio.sleep_forever()
+        for piece, fault in self.faults.items():
+            if piece in path:
+                return fault(request)
+        query = {key: values[0] for key, values in parse_qs(request.url.query.decode()).items()}
+        name = path.rsplit("/", 1)[-1]
+        if "/blocks/" in path:
+            return self._block(self.height if name == "latest" else int(name))
+        if "/commitment-tree/" in path:
+            return self._tree(name, query)
+        routes: dict[str, Callable[[], httpx.Response]] = {
+            "syncing": lambda: answer(200, {"syncing": self.syncing}),
+            "rounds": lambda: answer(200, {"rounds": self.rounds}),
+            "status": lambda: answer(200, {"result": self._status()}),
+            "block_results": lambda: self._results(int(query["height"])),
+            "tx_search": lambda: self._search(query),
+        }
+        if name in routes:
+            return routes[name]()
+        if "/tx/" in path:
+            found = self.results.get(name)
+            return answer(200, found) if found else answer(404, {"error": "tx not found"})
+        return httpx.Response(404, content=b"404 page not found")
+
+    def include(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
+        """Put a transaction into a block, with what `GET /tx` says of it (a recorded `tx`)."""
+        self.txs.setdefault(height, []).append(tx)
+        self.results[sha256(tx).hexdigest().upper()] = result | {"height": str(height)}
+
+    def _time(self, height: int) -> float:
+        return self.clock.now() - self.age - (self.height - height) * 5
+
+    def _block(self, height: int) -> httpx.Response:
+        if height > self.height:
+            return answer(400, recorded("block to come", "blocks.jsonl")["response"])
+        if height < self.lowest:
+            return answer(400, {"code": 3, "message": f"height {height} is not available, lowest is {self.lowest}"})
+        header = {"chain_id": self.chain_id, "height": str(height), "time": stamp(self._time(height))}
+        txs = [b64encode(tx).decode() for tx in self.txs.get(height, [])]
+        return answer(200, {"block": {"header": header, "data": {"txs": txs}}})
+
+    def _tree(self, name: str, query: dict[str, str]) -> httpx.Response:
+        if name == "latest":
+            return answer(200, {"tree": self.tree})
+        first, last = int(query["from_height"]), int(query["to_height"])
+        if last - first > 1000:
+            return answer(500, recorded("leaves, range too long")["response"])
+        blocks = [block for block in self.leaf_blocks if first <= block["height"] <= last]
+        return answer(200, {"blocks": blocks} if blocks else {})
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "node_info": {"network": self.chain_id},
+            "sync_info": {
+                "latest_block_height": str(self.height),
+                "latest_block_time": stamp(self._time(self.height)),
+                "catching_up": self.syncing,
+            },
+        }
+
+    def _results(self, height: int) -> httpx.Response:
+        if height > self.height:
+            return answer(500, recorded("block results of a height to come", "blocks.jsonl")["response"])
+        if height < self.lowest:
+            error = {"code": -32603, "message": "Internal error", "data": f"height {height} is not available"}
+            return answer(500, {"error": error})
+        txs = [self.results[sha256(tx).hexdigest().upper()] for tx in self.txs.get(height, [])]
+        events = self.events.get(height)
+        return answer(
+            200, {"result": {"height": str(height), "txs_results": txs or None, "finalize_block_events": events}}
+        )
+
+    def _search(self, query: dict[str, str]) -> httpx.Response:
+        size, page = int(query["per_page"]), int(query["page"])
+        every = [
+            {"height": str(height), "tx_result": result}
+            for height in sorted(self.txs)
+            for result in (self.results[sha256(tx).hexdigest().upper()] for tx in self.txs[height])
+        ]
+        found = every[(page - 1) * size : page * size]
+        return answer(200, {"result": {"txs": found, "total_count": str(len(every))}})
+
+
+class Network(httpx.AsyncBaseTransport):
+    """Nodes by host name; a host without a node refuses the connection."""
+
+    def __init__(self, **nodes: Node) -> None:
+        self.nodes = nodes
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        node = self.nodes.get(request.url.host)
+        if node is None:
+            raise httpx.ConnectError("connection refused", request=request)
+        return await node.handle(request)
+
+    def endpoints(self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any) -> Endpoints:
+        """All nodes as endpoints, in order, with their RPC at the same host when asked for."""
+        urls = [f"http://{host}:1317" for host in self.nodes]
+        rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
+        return Endpoints(make_endpoints(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
+
+
+class MemoryStore:
+    """The chain's part of the store, without a disk."""
+
+    def __init__(self) -> None:
+        self.kept_rounds: dict[bytes, StoredRound] = {}
+        self.spent: list[Spent] = []
+        self.heights: list[int] = []
+        self.ours: dict[Spent, int] = {}
+        self.leaves: dict[bytes, list[tuple[int, bytes]]] = {}
+        self.subtrees: dict[bytes, bytes] = {}
+        self.meta: dict[str, str] = {}
+        self.full = False
+
+    async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
+        for told in rounds:
+            known = self.kept_rounds.get(told.round_id)
+            self.kept_rounds[told.round_id] = StoredRound(
+                round_id=told.round_id,
+                status=int(told.status),
+                vote_end_time=told.vote_end_time,
+                created_at_height=told.created_at_height,
+                proposals=tuple((proposal.id, tuple(proposal.options)) for proposal in told.proposals),
+                closed_at=known.closed_at if known else None,
+                alerted_at=None,
+            )
+
+    async def rounds(self) -> list[StoredRound]:
+        return list(self.kept_rounds.values())
+
+    async def mark_closed(self, round_id: bytes, now: float) -> None:
+        self.kept_rounds[round_id] = replace(self.kept_rounds[round_id], closed_at=now)
+
+    async def mark_alerted(self, round_id: bytes, now: float) -> None:
+        raise NotImplementedError
+
+    async def close_unspent(self, round_id: bytes, *, note: str) -> int:
+        raise NotImplementedError
+
+    async def unsubmitted(self, round_id: bytes) -> dict[ShareState, int]:
+        raise NotImplementedError
+
+    async def purge(self, round_id: bytes) -> int:
+        raise NotImplementedError
+
+    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        self.heights.append(height)
+        return await self.add_spent(spent)
+
+    async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
+        self.spent += [one for one in spent if one not in self.spent]
+        return [self.ours.pop(one) for one in spent if one in self.ours]
+
+    async def cursor(self) -> int | None:
+        return max(self.heights, default=None)
+
+    async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
+        if self.full:
+            raise StoreError("no space")
+        kept = self.leaves.setdefault(round_id, [])
+        assert sum(len(row) for _, row in kept) == start_index * 32
+        kept.append((height, leaves))
+
+    async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
+        kept = self.leaves.get(round_id, [])
+        return b"".join(row for _, row in kept), max((height for height, _ in kept), default=0)
+
+    async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
+        self.subtrees[round_id] = self.subtrees.get(round_id, b"")[: first_index * 1023 * 32] + subtrees
+
+    async def load_subtrees(self, round_id: bytes) -> bytes:
+        return self.subtrees.get(round_id, b"")
+
+    async def drop_tree(self, round_id: bytes) -> None:
+        self.leaves.pop(round_id, None)
+        self.subtrees.pop(round_id, None)
+
+    async def get_meta(self, key: str) -> str | None:
+        return self.meta.get(key)
+
+    async def set_meta(self, key: str, value: str) -> None:
+        self.meta[key] = value
