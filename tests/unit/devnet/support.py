@@ -1,0 +1,176 @@
+"""A dev chain inside the test's own process, with blocks on demand and a clock that stands still."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import proofs
+from devnet.ballot import Ballot, seal
+from devnet.network import DevNet, Options
+from devnet.node import Node
+from devnet.tx import Reveal
+from devnet.verifying import stand_in_proof, statement_of
+
+START = 1_800_000_000
+API = "/shielded-vote/v1"
+
+
+@dataclass
+class Net:
+    """A chain with its nodes and a client for each port."""
+
+    devnet: DevNet
+    nodes: list[Node]
+    rest: httpx.AsyncClient
+    rpc: httpx.AsyncClient
+    others: list[httpx.AsyncClient]
+    now: list[int] = field(default_factory=list)
+
+    async def mine(self, blocks: int = 1, **how: Any) -> dict[str, Any]:
+        """Make blocks; by default a second apart."""
+        for _ in range(blocks):
+            self.now[0] += 0 if how else 1_000_000_000
+            answer = await self.rest.post("/devnet/mine", json=how)
+            assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+    async def new_round(self, **fields: Any) -> bytes:
+        """A round that is ACTIVE."""
+        answer = await self.rest.post("/devnet/rounds", json={"status": 1, "seconds": 1000, **fields})
+        assert answer.status_code == 200, answer.text
+        await self.mine()
+        return bytes.fromhex(answer.json()["vote_round_id"])
+
+    async def vote(self, round_id: bytes, *, weight: int = 100, decision: int = 1) -> tuple[Ballot, int]:
+        """A vote on proposal 1 in a block; returns it with its position."""
+        ballot = seal(
+            round_id=round_id,
+            ea_pk=self.devnet.chain.rounds[round_id].ea_pk,
+            proposal_id=1,
+            vote_decision=decision,
+            weight=weight,
+            dice=random.Random(1),
+        )
+        body = {"round_id": round_id.hex(), "vote_commitment": ballot.commitment.hex()}
+        sent = await self.rest.post("/devnet/cast", json=body)
+        await self.mine()
+        found = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
+        return ballot, int(found.json()["vc_position"])
+
+    async def send(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
+        """POST a reveal."""
+        return await (node or self.rest).post(f"{API}/reveal-share", json=reveal_json(reveal))
+
+    async def get(self, path: str) -> Any:
+        """GET a REST path that must be there."""
+        answer = await self.rest.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def fault(self, node: httpx.AsyncClient | None = None, **switches: Any) -> None:
+        """Set fault switches."""
+        answer = await (node or self.rest).post("/devnet/faults", json=switches)
+        assert answer.status_code == 200, answer.text
+
+    def stand_in(self, ballot: Ballot, index: int, *, proof_of: int | None = None) -> Reveal:
+        """A reveal with a test proof against the newest root (`proof_of`: the proof of another share)."""
+        round_ = self.devnet.chain.rounds[ballot.round_id]
+        block = round_.leaf_blocks[-1]
+        reveal = bare_reveal(ballot, index, block.height)
+        proven = bare_reveal(ballot, index if proof_of is None else proof_of, block.height)
+        proof = stand_in_proof(statement_of(proven, block.root))
+        return Reveal(**{**_fields(reveal), "proof": proof})
+
+
+def prove(net: Net, ballot: Ballot, position: int, index: int) -> Reveal:
+    """A reveal with a real proof, made from what the chain's tree says now."""
+    round_ = net.devnet.chain.rounds[ballot.round_id]
+    block, share = round_.leaf_blocks[-1], ballot.shares[index]
+    proved = proofs.prove(
+        net.devnet.verifier.circuit,
+        path=round_.tree.path(position, block.start + block.count),
+        position=position,
+        share_comms=b"".join(ballot.share_comms),
+        primary_blind=share.blind,
+        c1=share.c1,
+        c2=share.c2,
+        share_index=index,
+        proposal_id=ballot.proposal_id,
+        vote_decision=ballot.vote_decision,
+        round_id=ballot.round_id,
+    )
+    assert proved.nullifier == share.nullifier
+    assert proved.root == block.root
+    return Reveal(**{**_fields(bare_reveal(ballot, index, block.height)), "proof": proved.proof})
+
+
+def bare_reveal(ballot: Ballot, index: int, anchor_height: int) -> Reveal:
+    """A share's reveal without a proof."""
+    share = ballot.shares[index]
+    return Reveal(
+        nullifier=share.nullifier,
+        enc_share=share.c1 + share.c2,
+        proposal_id=ballot.proposal_id,
+        vote_decision=ballot.vote_decision,
+        proof=b"",
+        round_id=ballot.round_id,
+        anchor_height=anchor_height,
+    )
+
+
+def changed(reveal: Reveal, **fields: Any) -> Reveal:
+    """The reveal with other fields."""
+    return Reveal(**{**_fields(reveal), **fields})
+
+
+def reveal_json(reveal: Reveal) -> dict[str, Any]:
+    """The REST body of a reveal."""
+
+    def b64(value: bytes) -> str:
+        return base64.b64encode(value).decode()
+
+    return {
+        "share_nullifier": b64(reveal.nullifier),
+        "enc_share": b64(reveal.enc_share),
+        "proposal_id": reveal.proposal_id,
+        "vote_decision": reveal.vote_decision,
+        "proof": b64(reveal.proof),
+        "vote_round_id": b64(reveal.round_id),
+        "vote_comm_tree_anchor_height": reveal.anchor_height,
+    }
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    """A client of an ASGI application."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://chain")
+
+
+@asynccontextmanager
+async def running(*, nodes: int = 1, db: Path | None = None, **options: Any) -> AsyncIterator[Net]:
+    """A started chain; test proofs are accepted unless `stand_in` is False."""
+    now = [START * 1_000_000_000]
+    settings = Options(**{"block_seconds": 0, "stand_in": True, "db": db, **options})
+    devnet = DevNet(settings, now_ns=lambda: now[0])
+    await devnet.start()
+    made = [Node(devnet, f"node{number}") for number in range(nodes)]
+    clients = [client(node.rest) for node in made]
+    try:
+        yield Net(devnet, made, clients[0], client(made[0].rpc), clients[1:], now)
+    finally:
+        for each in clients:
+            await each.aclose()
+        await devnet.close()
+
+
+def _fields(reveal: Reveal) -> dict[str, Any]:
+    """A reveal's fields by name."""
+    return {name: getattr(reveal, name) for name in Reveal.__dataclass_fields__}
