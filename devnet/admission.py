@@ -96,6 +96,11 @@ class Admission:
         self._others.append(raw)
         return txs.tx_hash(raw)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether anything but reveals waits for the next block."""
+        return bool(self._others)
+
     def select(self) -> list[bytes]:
         """The next block's transactions; whatever is not taken stays."""
         others, self._others = self._others, []

@@ -1,7 +1,7 @@
 """What can go wrong, as switches: for each node, for all of its routes or for some.
 
 Probabilities are numbers from 0 to 1 (true is 1). `Faults.decide` rolls the dice for one request; the dice are
-seedable. A rule's `times` limits how often its probabilities may strike before they are spent.
+seedable. `times` limits how often each probability of a request may strike before it is spent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FaultRequest(Switches):
     routes: list[str] | None = Field(None, description="route names; left out: every route of this node")
     reset: bool = Field(False, description="first forget the rules for these routes (without routes: all rules)")
     seed: int | None = Field(None, description="seed this node's dice")
-    times: int | None = Field(None, ge=1, description="how often these rules' probabilities may strike")
+    times: int | None = Field(None, ge=1, description="how often each of these probabilities may strike")
     halt_chain: bool | None = Field(None, description="whole chain: make no blocks on the timer")
     clock_offset_seconds: float | None = Field(None, description="whole chain: block times off by this")
     duplicates: str | None = Field(
@@ -72,7 +72,7 @@ class Rule:
     """The switches set for one route (or all), and what they remember."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    times: int | None = None
+    times: dict[str, int] = field(default_factory=dict)
     frozen_at: int = 0
     reset_at: int = 0
 
@@ -128,12 +128,15 @@ class Faults:
             if values.get("reset_height"):
                 rule.reset_at = height
             rule.values.update(values)
-            rule.times = request.times
+            for name in values:
+                rule.times.pop(name, None)
+                if request.times is not None and name in (*BEFORE, *AFTER, *FATES):
+                    rule.times[name] = request.times
 
     def shown(self) -> dict[str, Any]:
         """The rules as they stand."""
         return {
-            route: {**rule.values, **({} if rule.times is None else {"times_left": rule.times})}
+            route: {**rule.values, **({"times_left": dict(rule.times)} if rule.times else {})}
             for route, rule in self.rules.items()
         }
 
@@ -174,10 +177,10 @@ class Faults:
     def _strikes(self, route: str, name: str) -> bool:
         """Roll for one probability, counting it against its rule's limit."""
         rule = self._rule(route, name)
-        if rule is None or rule.times == 0 or self._dice.random() >= rule.values[name]:
+        if rule is None or rule.times.get(name) == 0 or self._dice.random() >= rule.values[name]:
             return False
-        if rule.times is not None:
-            rule.times -= 1
+        if name in rule.times:
+            rule.times[name] -= 1
         return True
 
     def _height(self, route: str, newest: int, height_before: Callable[[float], int]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -87,6 +87,7 @@ class Wallet:
         token: str = "",
         dice: random.Random | None = None,
         http: httpx.AsyncClient | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.chain_url = chain_url.rstrip("/")
         self.helper_urls = [url.rstrip("/") for url in helper_urls]
@@ -96,6 +97,7 @@ class Wallet:
         self._dice = dice or random.Random()
         self._http = http or httpx.AsyncClient(timeout=_PATIENCE[mode])
         self._own_http = http is None
+        self._sleep = sleep
         self._failures = dict.fromkeys(self.helper_urls, 0)
         self._resting_until = dict.fromkeys(self.helper_urls, 0.0)
 
@@ -205,7 +207,7 @@ class Wallet:
             if posted.status is not None and posted.status not in _RETRIED:
                 break
             if wait is not None:
-                await asyncio.sleep(wait)
+                await self._sleep(wait)
         self._note(helper, posted.accepted)
         return posted
 

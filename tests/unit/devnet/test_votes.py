@@ -118,7 +118,9 @@ async def test_a_reveal_counts_only_in_a_block_before_the_end() -> None:
         await net.mine(time=START + 100)
         late = await net.rest.get(f"{API}/tx/{sent['tx_hash']}")
         assert late.status_code == 422
-        assert late.json()["log"] == f"vote round is not active: vote_end_time {START + 100} <= block_time {START + 100}"
+        assert (
+            late.json()["log"] == f"vote round is not active: vote_end_time {START + 100} <= block_time {START + 100}"
+        )
         results = await net.rpc.get(f"/block_results?height={net.devnet.chain.height}")
         assert results.json()["result"]["txs_results"][0]["events"] == []
 
