@@ -23,8 +23,11 @@ class BlockSource:
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
 
-    async def fetch(self, height: int) -> BlockResults | None:
+    async def fetch(self, height: int, *, thorough: bool = False) -> BlockResults | None:
         """What a block did. None while it, or the fate of one of its reveals, is not known to any node yet.
+
+        An RPC that says "not yet" is believed, unless `thorough`: then REST is asked too (some nodes keep no
+        results of executed blocks).
 
         Raises `ChainUnavailable` when nobody could be asked, and `ChainAnswerError` when everyone who was
         asked refused.
@@ -32,6 +35,8 @@ class BlockSource:
         refused: ChainError | None = None
         asked = to_come = False
         for endpoint, rpc in self._sources():
+            if to_come and not rpc and not thorough:
+                break
             try:
                 results = await (self._by_rpc if rpc else self._by_rest)(endpoint, height)
             except ChainError as error:

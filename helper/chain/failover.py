@@ -181,9 +181,7 @@ class Endpoints:
         A `ChainError` rests the endpoint and the next one is asked; `ChainUnavailable` when none is left.
         """
         problems = []
-        for endpoint in sorted(
-            self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height
-        ):
+        for endpoint in sorted(self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height):
             if self._reason(endpoint.health) is not None:
                 continue  # it was set aside by another call meanwhile
             try:

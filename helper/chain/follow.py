@@ -18,9 +18,7 @@ from helper.tree import TreeKeeper
 class ChainFollower:
     """Runs the probes and the syncs; to be started once in a task group."""
 
-    def __init__(
-        self, *, endpoints: Endpoints, rounds: RoundBook, trees: TreeKeeper, interval: float = 1.0
-    ) -> None:
+    def __init__(self, *, endpoints: Endpoints, rounds: RoundBook, trees: TreeKeeper, interval: float = 1.0) -> None:
         self._endpoints = endpoints
         self._rounds = rounds
         self._trees = trees

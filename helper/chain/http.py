@@ -64,9 +64,7 @@ class NodeHttp:
         # Connections of this one are never reused: no stale keep-alive can make its outcome ambiguous.
         self._new = self._client(parsed, transport, keep=0)
 
-    def _client(
-        self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, keep: int
-    ) -> httpx.AsyncClient:
+    def _client(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, keep: int) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             base_url=url,
             transport=transport,

@@ -89,9 +89,7 @@ class Listener:
         while True:
             try:
                 moved = await self.step()
-            except (
-                Exception
-            ) as error:  # whatever it is, the next try may go well, and nobody else confirms shares
+            except Exception as error:  # whatever it is, the next try may go well, and nobody else confirms shares
                 reason = str(error) if isinstance(error, HelperError) else repr(error)
                 self._log.warning("blocks not followed", reason=reason, height=self.height)
                 await self._clock.sleep(pause)
@@ -114,9 +112,7 @@ class Listener:
             if not self._rounds.synced:
                 return False
             statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)
-            await self._begin(
-                head.height, [known for known in self._rounds.all() if known.status in statuses]
-            )
+            await self._begin(head.height, [known for known in self._rounds.all() if known.status in statuses])
             return True
         self._note_time()
         if self.height >= head.height:
@@ -131,7 +127,7 @@ class Listener:
 
         async def fetch(height: int) -> None:
             try:
-                fetched[height] = await self._source.fetch(height)
+                fetched[height] = await self._source.fetch(height, thorough=self._tries >= TRIES // 2)
             except ChainError as error:
                 problems[height] = error
 
@@ -174,9 +170,7 @@ class Listener:
         self._tries += 1
         if self._tries >= TRIES and self.stalled != height:
             self.stalled = height
-            self._log.error(
-                "no endpoint has this block", height=height, reason=str(problem or "not there yet")
-            )
+            self._log.error("no endpoint has this block", height=height, reason=str(problem or "not there yet"))
         head = self._endpoints.head
         gap = 0 if head is None else head.height - height
         if self.stalled == height and gap > _OVERLAP and head is not None and self._endpoints.fresh_rpc:

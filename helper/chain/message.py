@@ -35,14 +35,10 @@ _FIELDS = (
 
 
 def _describe() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="svote/v1/reveal.proto", package="svote.v1", syntax="proto3"
-    )
+    file = descriptor_pb2.FileDescriptorProto(name="svote/v1/reveal.proto", package="svote.v1", syntax="proto3")
     message = file.message_type.add(name="MsgRevealShare")
     for number, (name, kind, _) in enumerate(_FIELDS, start=1):
-        message.field.add(
-            name=name, number=number, type=kind, label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
-        )
+        message.field.add(name=name, number=number, type=kind, label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL)
     return file
 
 

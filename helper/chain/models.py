@@ -226,6 +226,4 @@ def parse_tx(answer: object) -> TxResult:
     fields = Fields(answer, "answer")
     if not fields.has("height"):
         raise fields.bad("height", "missing")
-    return TxResult(
-        fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log")
-    )
+    return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log"))

@@ -149,9 +149,7 @@ def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
 
 def _refusal(code: int | None, log: str) -> Verdict:
     text = log.lower()
-    return next(
-        verdict for piece, number, verdict in REFUSALS if piece in text and (number is None or number == code)
-    )
+    return next(verdict for piece, number, verdict in REFUSALS if piece in text and (number is None or number == code))
 
 
 def presentable(text: str) -> str:

@@ -75,9 +75,7 @@ class RpcClient:
             result = await self._call("/block_results", {"height": str(height)}, limit=LARGE)
         except _RefusedError as refusal:
             # The second: the block is stored, its execution is not finished yet (or its results were pruned).
-            if any(
-                piece in refusal.data for piece in ("less than or equal to the current", "not find results")
-            ):
+            if any(piece in refusal.data for piece in ("less than or equal to the current", "not find results")):
                 return None
             raise HeightGoneError(f"block_results: {refusal.data}") from None
         if result.uint("height") != height:
@@ -103,9 +101,7 @@ class RpcClient:
             txs = result.children("txs")
             for tx in txs:
                 reveals = _reveals(tx.child("tx_result"))
-                found += [
-                    (tx.uint("height"), nullifier) for round_, nullifier in reveals if round_ == round_id
-                ]
+                found += [(tx.uint("height"), nullifier) for round_, nullifier in reveals if round_ == round_id]
             total = result.uint("total_count")
             seen, page = seen + len(txs), page + 1
             if not txs:
@@ -157,9 +153,7 @@ def parse_block_results(result: Fields, height: int) -> BlockResults:
             roots.append(root)
         elif kind == "round_status_change":
             values = _attributes(event)
-            changes.append(
-                (values.digest("vote_round_id"), values.text("old_status"), values.text("new_status"))
-            )
+            changes.append((values.digest("vote_round_id"), values.text("old_status"), values.text("new_status")))
     return BlockResults(height, reveals, roots, changes)
 
 

@@ -1,0 +1,99 @@
+"""The follower's questions come with blocks, never with shares, and no error ends it."""
+
+from __future__ import annotations
+
+import anyio
+import httpx
+from structlog.testing import capture_logs
+
+from helper.chain.follow import ChainFollower
+from helper.rounds import RoundBook
+from helper.tree import TreeKeeper
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import ROUND_ID, MemoryStore, Network, Node
+
+
+class Setting:
+    """A follower over one node."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.node = Node(self.clock, height=100)
+        self.endpoints = Network(node=self.node).endpoints(self.clock)
+        self.store = MemoryStore()
+        self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
+        self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
+        self.follower = ChainFollower(endpoints=self.endpoints, rounds=self.rounds, trees=self.trees)
+
+    def syncs(self) -> int:
+        return sum(path.endswith("/rounds") for path in self.node.asked)
+
+    async def poll(self) -> bool:
+        self.clock.advance(1)
+        await self.endpoints.check()
+        return await self.follower.tick()
+
+
+async def test_syncs_with_each_block_and_once_after_it() -> None:
+    setting = Setting()
+    assert await setting.follower.tick(), "nothing is known yet, nothing is wrong"
+    assert not setting.follower.ready
+    assert await setting.poll()
+    assert setting.follower.ready
+    assert setting.trees.size(ROUND_ID) == 3
+    assert setting.syncs() == 1
+    assert await setting.follower.tick()
+    assert setting.syncs() == 1, "not before a poll has passed"
+    for _ in range(5):
+        assert await setting.poll()
+    assert setting.syncs() == 2
+    setting.node.height += 1
+    assert await setting.poll()
+    assert setting.syncs() == 3
+
+
+async def test_errors_are_told_once_and_end_nothing() -> None:
+    setting = Setting()
+    setting.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
+    with capture_logs() as logs:
+        assert not await setting.poll()
+        setting.clock.advance(60)
+        assert not await setting.poll()
+        setting.node.faults.clear()
+        setting.clock.advance(60)
+        assert await setting.poll()
+    events = [log["event"] for log in logs if "followed" in log["event"]]
+    assert events == ["chain not followed", "chain is followed again"]
+    assert setting.follower.ready
+
+
+async def test_runs_until_cancelled() -> None:
+    setting = Setting()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(setting.follower.run)
+            await setting.follower.wait_ready()
+            setting.node.height = 105
+            while setting.trees.synced_height < 105:
+                await anyio.wait_all_tasks_blocked()
+                setting.clock.advance(1)
+            group.cancel_scope.cancel()
+
+
+async def test_who_waits_is_released_by_the_next_regular_look() -> None:
+    setting = Setting()
+    await setting.poll()
+    await setting.poll()
+    released: list[bool] = []
+
+    async def wait() -> None:
+        released.append(await setting.trees.wait_next_sync(30))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            before = setting.syncs()
+            await setting.poll()
+    assert released == [True]
+    assert setting.syncs() == before, "in step with the newest block: nothing was asked"
