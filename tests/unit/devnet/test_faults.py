@@ -42,7 +42,8 @@ async def test_a_dropped_reply_was_acted_on() -> None:
 async def test_a_502_comes_before_or_after_acting(switch: str, acted: int) -> None:
     async with running() as net:
         ballot, _ = await net.vote(await net.new_round())
-        await net.fault(routes=["reveal-share"], **{switch: True})
+        switches: dict[str, Any] = {switch: True}
+        await net.fault(routes=["reveal-share"], **switches)
         answer = await net.send(net.stand_in(ballot, 0))
         assert answer.status_code == 502
         assert answer.json()["error"].startswith("broadcast failed")

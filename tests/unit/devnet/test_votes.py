@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from devnet.tx import encode, tx_hash
+from devnet.tx import Reveal, encode, tx_hash
 from tests.unit.devnet.support import API, START, changed, prove, running
 
 pytestmark = pytest.mark.anyio
@@ -97,8 +97,8 @@ async def test_checks_come_in_the_chains_order() -> None:
         respent = changed(spent, proof=b"\1")
         no_anchor = changed(fresh, anchor_height=fresh.anchor_height + 1)
 
-        async def log(reveal: object) -> str:
-            answer = await net.send(reveal)  # type: ignore[arg-type]
+        async def log(reveal: Reveal) -> str:
+            answer = await net.send(reveal)
             assert answer.status_code == 422
             return str(answer.json()["log"])
 
