@@ -174,9 +174,7 @@ class Intake:
         if outcome is Enqueued.QUEUED:
             self._wake()
             if share.submit_at == chain_round.vote_end_time:
-                log.warning(
-                    "a share was taken that cannot count: its time is the round's end", outcome="queued"
-                )
+                log.warning("a share was taken that cannot count: its time is the round's end", outcome="queued")
         return outcome
 
     def _check(self, share: Share) -> ShareCheck:

@@ -15,7 +15,6 @@ import httpx
 
 from helper.api import views
 from helper.errors import HelperError
-from helper.store import ReadOnlyQueue
 
 ASK_SECONDS: Final = 10.0
 
@@ -92,13 +91,14 @@ def _read(response: httpx.Response) -> dict[str, Any]:
 
 
 async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    # loaded here: most questions are answered by a daemon
+    from helper.store.readonly import ReadOnlyQueue  # noqa: PLC0415
+
     queue = ReadOnlyQueue(database)
     if path == "/stats":
         return views.stats_json(await queue.counts(), await queue.damaged(), source="file")
     if path == "/queue":
-        wanted = views.parse_filter(
-            query.get("round"), query.get("state"), query.get("due_before"), query.get("stage")
-        )
+        wanted = views.parse_filter(query.get("round"), query.get("state"), query.get("due_before"), query.get("stage"))
         limit = views.parse_limit(query.get("limit"))
         return views.list_json(await queue.list_shares(wanted, limit), source="file")
     story = await queue.show(path.rpartition("/")[2])

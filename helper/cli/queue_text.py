@@ -68,9 +68,7 @@ def print_story(answer: Mapping[str, Any]) -> None:
 
 def print_stats(answer: Mapping[str, Any]) -> None:
     """`queue stats`: a line a round, the sum, and the daemon's own figures."""
-    rows = [
-        (name[:_SHORT], *(counts[state] for state in _STATES)) for name, counts in answer["rounds"].items()
-    ]
+    rows = [(name[:_SHORT], *(counts[state] for state in _STATES)) for name, counts in answer["rounds"].items()]
     rows.append(("all", *(answer["total"][state] for state in _STATES)))
     emit_table(("round", *_STATES), rows)
     if answer["damaged"]:

@@ -24,9 +24,7 @@ def example() -> str:
         assert isinstance(model, type)
         block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
         for key, field in fields.items():
-            block += [
-                f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)
-            ]
+            block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
             block += [f"#{key} = {to_toml(field.default)}", ""]
         parts.append("\n".join(block))
     return "\n".join(parts).rstrip("\n") + "\n"

@@ -85,9 +85,7 @@ class Loaded:
     origins: Mapping[str, Origin]
 
 
-def find_file(
-    explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES
-) -> Path | None:
+def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
     """The file to read: the one named, `$SVOTE_HELPER_CONFIG`, the first candidate that is there, or none.
 
     A file that was named is returned also when it is not there, so that reading it says so.
@@ -177,18 +175,14 @@ class _Reading:
 
     def environment(self, env: Mapping[str, str]) -> None:
         """Take the variables; one that names no setting is a problem too, it would be ignored in silence."""
-        known = {
-            variable_of(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]
-        }
+        known = {variable_of(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
         for name in sorted(env):
             if not name.startswith(ENV_PREFIX) or name == ENV_FILE:
                 continue
             key = known.get(name)
             if key is None:
                 nearest = difflib.get_close_matches(name, known, n=1)
-                self.problems.append(
-                    Problem(name, None, name, "unknown variable", nearest[0] if nearest else None)
-                )
+                self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))
                 continue
             self._text(key, env[name], Origin("env", name), name)
 
@@ -227,9 +221,7 @@ class _Reading:
             for details in error.errors(include_url=False):
                 section, key = str(details["loc"][0]), str(details["loc"][1])
                 source, line = self.places[section, key]
-                self.problems.append(
-                    Problem(source, line, f"{section}.{key}", explain(section, key, details))
-                )
+                self.problems.append(Problem(source, line, f"{section}.{key}", explain(section, key, details)))
         if self.problems or config is None:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config

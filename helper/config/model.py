@@ -124,18 +124,14 @@ class ChainSection(Section):
         description="All these nodes are your own: they may be asked about shares that are not public yet.",
     )
     chain_id: Text = Field("", description="Which chain this is; empty learns it from the first answer.")
-    poll_seconds: Number = Field(
-        1.0, ge=0.05, le=60, description="How often rounds and trees are brought up to date."
-    )
+    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="How often rounds and trees are brought up to date.")
     stale_seconds: Number = Field(
         90, gt=0, le=3600, description="A node whose newest block is older than this is not used."
     )
     clock_skew_seconds: Number = Field(
         120, gt=0, le=120, description="Dispatch pauses when our clock is further than this from the chain's."
     )
-    timeout_seconds: Number = Field(
-        10, gt=0, le=60, description="Longest time that a whole call to a node may take."
-    )
+    timeout_seconds: Number = Field(10, gt=0, le=60, description="Longest time that a whole call to a node may take.")
 
 
 class ProverSection(Section):
@@ -151,18 +147,14 @@ class ProverSection(Section):
         le=86400,
         description="A proof that takes longer is given up; 0 is max(60, 50 times the self-test).",
     )
-    nice: Whole = Field(
-        10, ge=0, le=19, description="How far the provers step back for other work of the machine."
-    )
+    nice: Whole = Field(10, ge=0, le=19, description="How far the provers step back for other work of the machine.")
 
 
 class AdminSection(Section):
     """The API through which validators join."""
 
     disable: Switch = Field(False, description="Do not serve /api.")
-    config_url: OptionalUrl = Field(
-        "", description="Where the published voting configuration is fetched from."
-    )
+    config_url: OptionalUrl = Field("", description="Where the published voting configuration is fetched from.")
     db_path: FilePath = Field("svote-admin.db", description="The database with the registrations.")
 
 
@@ -170,9 +162,7 @@ class UiSection(Section):
     """The web page."""
 
     enable: Switch = Field(False, description="Serve the page.")
-    dist_path: Text = Field(
-        "", description="Directory of the built page; empty takes the one that came along."
-    )
+    dist_path: Text = Field("", description="Directory of the built page; empty takes the one that came along.")
 
 
 class OperatorSection(Section):
@@ -201,9 +191,7 @@ class GatewaySection(Section):
 class LogSection(Section):
     """The log, on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least that is written."
-    )
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is written.")
     format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="json is one object a line; auto is pretty on a terminal and json elsewhere."
     )

@@ -65,11 +65,7 @@ def from_text(section: str, key: str, text: str) -> Any:
 def explain(section: str, key: str, details: Mapping[str, Any]) -> str:
     """Say in words what the model found wrong with a value, without the value where that is secret."""
     kind, context = str(details["type"]), details.get("ctx", {})
-    place = (
-        f"entry {details['loc'][2] + 1}: "
-        if len(details["loc"]) > 2 and type_of(section, key) is tuple
-        else ""
-    )
+    place = f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and type_of(section, key) is tuple else ""
     words = {
         "bool_type": "must be true or false",
         "int_type": "must be a whole number",

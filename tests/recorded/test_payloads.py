@@ -1,0 +1,187 @@
+"""The 16 payloads of a real vote pass every check against the recorded round, over HTTP and with the real hashes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+import proofs
+from helper.api.app import make_app
+from helper.api.wallet import WalletView
+from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
+from helper.intake import Intake
+from helper.wire import parse_share
+from tests.unit.api.wallet_parts import SHARES, is_error
+from tests.unit.intake_parts import FakeChain, FakeClock, FakeStore
+
+pytestmark = pytest.mark.anyio
+
+INDEXES = range(16)
+MODULUS = 0x40000000000000000000000000000000224698FC094CF91B992D30ED00000001
+"""Of the Pallas base field: the smallest value that is not canonical."""
+
+
+def answer_of(exchanges: list[dict[str, Any]], name: str) -> Any:
+    return next(exchange["response"] for exchange in exchanges if exchange["name"] == name)
+
+
+@pytest.fixture
+def active_round(recorded_exchanges: list[dict[str, Any]]) -> Round:
+    return parse_round(answer_of(recorded_exchanges, "round, status 1"))
+
+
+class Recorded:
+    """A helper that knows the recorded round and its three leaves, and nothing else."""
+
+    def __init__(self, known: Round, leaves: dict[tuple[bytes, int], bytes]) -> None:
+        clock = FakeClock()
+        self.store = FakeStore()
+        self.chain = FakeChain(clock, rounds={known.round_id: known}, leaves=leaves)
+        intake = Intake(
+            store=self.store,
+            rounds=self.chain,
+            trees=self.chain,
+            checks=proofs,
+            clock=clock,
+            wake=lambda: None,
+            paused=lambda: None,
+        )
+        view = WalletView(intake=intake, store=self.store, rounds=self.chain, trees=self.chain, ready=lambda: True)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(view)), base_url="http://helper")
+
+    async def post(self, payload: dict[str, Any]) -> httpx.Response:
+        return await self.client.post(SHARES, content=json.dumps(payload))
+
+
+@pytest.fixture
+def recorded(active_round: Round, recorded_exchanges: list[dict[str, Any]]) -> Recorded:
+    leaves: dict[tuple[bytes, int], bytes] = {}
+    for block in parse_leaves(answer_of(recorded_exchanges, "leaves")).blocks:
+        for number in range(len(block.leaves) // 32):
+            position = block.start_index + number
+            leaves[active_round.round_id, position] = block.leaves[32 * number : 32 * number + 32]
+    assert sorted(position for _, position in leaves) == [0, 1, 2]
+    return Recorded(active_round, leaves)
+
+
+@pytest.mark.rule("R13")
+async def test_all_sixteen_pass_and_again_are_duplicates(
+    recorded: Recorded, recorded_shares: list[dict[str, Any]]
+) -> None:
+    first = [(await recorded.post(payload)).json() for payload in recorded_shares]
+    again = [(await recorded.post(payload)).json() for payload in recorded_shares]
+    assert first == [{"status": "queued"}] * 16
+    assert again == [{"status": "duplicate"}] * 16
+    assert [share.share_index for share in recorded.store.kept] == list(INDEXES)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+async def test_our_nullifiers_are_the_recorded_ones(
+    recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]], index: int
+) -> None:
+    share = parse_share(json.dumps(recorded_shares[index]).encode())
+    check = proofs.check_share(
+        round_id=share.round_id,
+        shares_hash=share.shares_hash,
+        share_comms=share.share_comms,
+        share_index=share.share_index,
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
+        primary_blind=share.primary_blind,
+        c1=share.c1,
+        c2=share.c2,
+    )
+    ciphertext = base64.b64encode(share.c1 + share.c2).decode()
+    reveal = next(r["request"] for r in recorded_reveals if r["request"]["enc_share"] == ciphertext)
+    assert check.nullifier == base64.b64decode(reveal["share_nullifier"])
+
+
+@pytest.mark.rule("R12")
+async def test_a_share_revealed_by_another_helper_is_a_duplicate(
+    recorded: Recorded, recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]]
+) -> None:
+    round_id = bytes.fromhex(recorded_shares[0]["vote_round_id"])
+    for reveal in recorded_reveals:
+        recorded.store.spent.add((round_id, base64.b64decode(reveal["request"]["share_nullifier"])))
+    answers = [(await recorded.post(payload)).json() for payload in recorded_shares]
+    assert answers == [{"status": "duplicate"}] * 16
+    assert recorded.store.kept == []
+
+
+def b64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+NOT_CANONICAL = b64(MODULUS.to_bytes(32, "little"))
+OFF_CURVE = b64(bytes([2]) + bytes(31))
+"""x = 2 has no y on Pallas."""
+IDENTITY = b64(bytes(32))
+
+
+def with_inner(payload: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**payload, "enc_share": {**payload["enc_share"], **changes}}
+
+
+def with_commitment(payload: dict[str, Any], index: int, value: str) -> dict[str, Any]:
+    comms = list(payload["share_comms"])
+    comms[index] = value
+    return {**payload, "share_comms": comms}
+
+
+def broken(payload: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The payload broken in every way that keeps its shape, by the field that must be named."""
+    index = payload["enc_share"]["share_index"]
+    return {
+        "shares_hash: is not a canonical": {**payload, "shares_hash": NOT_CANONICAL},
+        "shares_hash: is not the hash": {**payload, "shares_hash": b64(b"\x01" + bytes(31))},
+        "share_comms[5]: is not a canonical": with_commitment(payload, 5, NOT_CANONICAL),
+        "shares_hash: is not the hash ": with_commitment(payload, 5, b64(b"\x01" + bytes(31))),
+        "primary_blind: is not a canonical": {**payload, "primary_blind": NOT_CANONICAL},
+        f"share_comms[{index}]: is not the commitment": {**payload, "primary_blind": other["primary_blind"]},
+        "vote_round_id: is not a canonical": {**payload, "vote_round_id": "ff" * 32},
+        "enc_share.c1: is not a point": with_inner(payload, c1=OFF_CURVE),
+        "enc_share.c2: is not a point": with_inner(payload, c2=OFF_CURVE),
+        "enc_share.c1: must not be the identity": with_inner(payload, c1=IDENTITY),
+        "enc_share.c2: must not be the identity": with_inner(payload, c2=IDENTITY),
+        f"share_comms[{index}]: is not": with_inner(payload, c1=other["enc_share"]["c1"]),
+        f"share_comms[{(index + 1) % 16}]: ": with_inner(payload, share_index=(index + 1) % 16),
+        "vote_round_id: no such round": {**payload, "vote_round_id": "11" * 31 + "00"},
+        "proposal_id: ": {**payload, "proposal_id": 50},
+        "vote_decision: ": {**payload, "vote_decision": 7},
+        "tree_position: holds another": {**payload, "tree_position": 1},
+        "tree_position: is beyond": {**payload, "tree_position": 3},
+        "tree_position: holds": {**payload, "vote_decision": 1 - payload["vote_decision"]},
+        "submit_at: ": {**payload, "submit_at": 1_795_268_196},
+    }
+
+
+@pytest.mark.rule("R13")
+@pytest.mark.parametrize("index", INDEXES)
+async def test_each_broken_in_each_way_is_400_by_its_field_and_writes_nothing(
+    recorded: Recorded, recorded_shares: list[dict[str, Any]], index: int
+) -> None:
+    ways = broken(recorded_shares[index], recorded_shares[(index + 1) % 16])
+    for told, payload in ways.items():
+        recorded.chain.syncs = [lambda: None, lambda: None]
+        answer = await recorded.post(payload)
+        assert (answer.status_code, told) == (400, told)
+        assert is_error(answer).startswith(told.rstrip())
+    assert recorded.store.asked == ["known"]  # of the late one, which is right but for its time
+
+
+async def test_the_chain_has_finalized_the_round(
+    recorded: Recorded, recorded_shares: list[dict[str, Any]], active_round: Round
+) -> None:
+    recorded.chain.rounds[active_round.round_id] = Round(
+        active_round.round_id,
+        RoundStatus.FINALIZED,
+        active_round.vote_end_time,
+        active_round.proposals,
+        active_round.created_at_height,
+    )
+    answer = await recorded.post(recorded_shares[0])
+    assert (answer.status_code, is_error(answer)) == (400, "vote_round_id: the round is not active")

@@ -1,0 +1,120 @@
+"""`config init`, `show` and `validate`."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helper.config import Config, load
+from helper.config.example import example
+from tests.unit.cli.test_main import run
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory of its own and no settings from outside."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one line on standard output."""
+    out = capsys.readouterr().out
+    assert out.endswith("\n")
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_init_writes_the_defaults_for_the_owner_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "init") == 0
+    written = Path("helper.toml")
+    assert written.read_text() == example()
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    assert load(written) == Config()
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "wrote helper.toml\n")
+
+
+def test_init_replaces_nothing_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    mine = Path("mine.toml")
+    mine.write_text("mine")
+    mine.chmod(0o644)
+    assert run("config", "init", "--output", "mine.toml") == 1
+    assert mine.read_text() == "mine"
+    assert "mine.toml is there already" in capsys.readouterr().err
+    assert run("config", "init", "--output", "mine.toml", "--force") == 0
+    assert mine.read_text() == example()
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o600
+
+
+def test_init_into_nowhere_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "init", "--output", "no/where.toml") == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_show_tells_what_is_in_force_and_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("helper.toml").write_text('[helper]\napi_token = "hush"\nport = 1\n[operator]\ntoken = "hush"\n')
+    monkeypatch.setenv("SVOTE_HELPER_CHAIN_RPC", "http://me:hush@node:1")
+    assert run("config", "show", "--json", "--origin") == 0
+    answer = last_json(capsys)
+    assert answer["path"] == "helper.toml"
+    assert answer["settings"]["helper"]["port"] == 1
+    assert answer["settings"]["chain"]["rpc"] == ["http://***@node:1"]
+    assert answer["origins"]["helper.port"] == "helper.toml:3"
+    assert answer["origins"]["chain.rpc"] == "env SVOTE_HELPER_CHAIN_RPC"
+    assert answer["origins"]["log.level"] == "default"
+    assert "hush" not in json.dumps(answer)
+    assert run("config", "show", "--origin") == 0
+    told = capsys.readouterr().out
+    assert "port = 1  # helper.toml:3\n" in told
+    assert "hush" not in told
+    assert run("config", "show", "--json") == 0
+    assert "origins" not in last_json(capsys)
+
+
+def test_show_of_wrong_settings_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("helper.toml").write_text("[helper]\nprot = 1\n")
+    assert run("config", "show") == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "helper.toml:2: helper.prot: unknown key, did you mean helper.port?" in told.err
+    assert "config validate" in told.err
+
+
+def test_validate_tells_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.toml").write_text("[helper]\nprot = 1\nport = true\n[chian]\n")
+    assert run("config", "validate", "bad.toml") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "bad.toml:2: helper.prot: unknown key, did you mean helper.port?",
+        "bad.toml:3: helper.port: must be a whole number",
+        "bad.toml:4: chian: unknown section, did you mean [chain]?",
+    ]
+    assert run("config", "validate", "--config", "bad.toml", "--json") == 1
+    answer = last_json(capsys)
+    assert answer["ok"] is False
+    assert answer["problems"][0] == {
+        "source": "bad.toml",
+        "line": 2,
+        "key": "helper.prot",
+        "message": "unknown key",
+        "nearest": "helper.port",
+    }
+
+
+def test_validate_of_right_settings_is_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "validate") == 0
+    assert capsys.readouterr().err == "the defaults: ok\n"
+    Path("good.toml").write_text("[helper]\nport = 1\n")
+    assert run("config", "validate", "good.toml", "--json") == 0
+    assert last_json(capsys) == {"ok": True, "problems": []}
+
+
+def test_validate_of_no_file_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "validate", "nothing.toml") == 1
+    assert "nothing.toml: cannot be read: No such file or directory" in capsys.readouterr().err

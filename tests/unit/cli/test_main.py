@@ -1,0 +1,115 @@
+"""The command line as a whole: which commands there are, and what an error comes to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import typer
+
+from helper.cli import main as main_module
+from helper.cli.main import COMMANDS, main
+from helper.errors import HelperError
+
+
+def run(*arguments: str) -> int:
+    """The exit code of a command line."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    code = caught.value.code
+    assert isinstance(code, int) or code is None
+    return code or 0
+
+
+def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    told = capsys.readouterr().out
+    for name in ("queue", "config", "version"):
+        assert name in told
+
+
+def test_the_root_alone_is_the_help_and_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert "Usage" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("queue", "list", "--nonsense"), ("config",), ("queue", "show")])
+def test_a_wrong_command_line_is_a_usage_error(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    assert "Usage" in "".join(capsys.readouterr())
+
+
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A command of a module of its own, for which the others need not be there."""
+    module = ModuleType("helper.cli.plugged")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(main_module, "COMMANDS", {"absent": "helper.cli.absent", "plugged": module.__name__})
+    monkeypatch.setattr("importlib.util.find_spec", sys.modules.get)
+    return module
+
+
+def test_an_app_with_one_command_is_that_command(plugged: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def anything(word: str) -> None:
+        """Say it."""
+        typer.echo(word)
+
+    vars(plugged)["app"] = app
+    assert run("plugged", "hello") == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert run("absent") == 2
+
+
+def test_an_error_of_ours_is_its_text_and_advice(plugged: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def broken() -> None:
+        raise HelperError("it does not work", advice="Do something.")
+
+    vars(plugged)["app"] = app
+    assert run("plugged") == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "it does not work\nDo something.\n")
+
+
+def test_an_interrupt_is_no_traceback(plugged: ModuleType) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def slow() -> None:
+        raise KeyboardInterrupt
+
+    vars(plugged)["app"] = app
+    assert run("plugged") == 130
+
+
+def test_a_command_loads_no_other_and_no_native_code() -> None:
+    """A short command must start fast, and work where another one's libraries are broken."""
+    code = (
+        "import sys\n"
+        "from helper.cli.main import make_cli\n"
+        "make_cli(['config', 'show'])\n"
+        "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.queue') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_python_m_helper_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "helper", "version", "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["circuits"].keys() == {"k10", "k11"}
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_every_command_is_a_module_of_the_cli() -> None:
+    assert all(module == f"helper.cli.{name}" for name, module in COMMANDS.items())
