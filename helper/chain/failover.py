@@ -77,7 +77,7 @@ class Endpoints:
         self._probed = anyio.Event()
         self._times: OrderedDict[int, float] = OrderedDict()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close all connections."""
         for endpoint in self.all:
             await endpoint.client.aclose()

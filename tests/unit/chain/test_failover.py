@@ -280,4 +280,4 @@ async def test_recorded_head_is_fresh_at_its_time() -> None:
     assert (endpoints.head.chain_id, endpoints.head.height) == ("svote-1", 463)
     assert endpoints.time_at(500) == endpoints.head.time
     assert endpoints.time_at(462) is None
-    await endpoints.close()
+    await endpoints.aclose()
