@@ -89,9 +89,7 @@ class CircuitInfo:
     """Name and version of the published crate."""
 
 
-CIRCUITS: Mapping[str, CircuitInfo] = MappingProxyType(
-    {row[0]: CircuitInfo(*row) for row in _native.circuits()}
-)
+CIRCUITS: Mapping[str, CircuitInfo] = MappingProxyType({row[0]: CircuitInfo(*row) for row in _native.circuits()})
 """The circuit generations by name, the older one first."""
 
 EMPTY_ROOT: bytes = _native.empty_root()
@@ -102,7 +100,7 @@ EMPTY_ROOT: bytes = _native.empty_root()
 class ShareCheck:
     """What follows from a share whose fields belong together."""
 
-    vote_commitment: bytes
+    vote_commitment: bytes = field(repr=False)
     """The leaf that must stand at the share's `tree_position`."""
     nullifier: bytes = field(repr=False)
     """What its reveal will publish; not to be logged before."""
@@ -110,12 +108,12 @@ class ShareCheck:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The public inputs of a reveal."""
+    """The public inputs of a reveal: public once it is made, and not to be logged before."""
 
-    nullifier: bytes
-    c1: bytes
+    nullifier: bytes = field(repr=False)
+    c1: bytes = field(repr=False)
     """First half of the ciphertext, compressed."""
-    c2: bytes
+    c2: bytes = field(repr=False)
     """Second half of the ciphertext, compressed."""
     proposal_id: int
     vote_decision: int

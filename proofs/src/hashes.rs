@@ -1,64 +1,26 @@
-//! The protocol's Poseidon hashes (P128Pow5T3, constant length), and the checks of a share that stand on them.
+//! The protocol's hashes, and the checks of a share that stand on them.
 
 use ff::{Field, PrimeField};
-use halo2_poseidon::{ConstantLength, Hash, P128Pow5T3};
 
-use crate::errors::{Error, Reason, Result, Rule};
+use crate::errors::{Error, Result, Rule};
 use crate::fields::{Base, Point};
+use crate::poseidon::poseidon;
 
 /// Shares that a vote is split into.
 pub const SHARES: usize = 16;
-/// Elements that the dynamic hash takes at most.
-pub const MAX_ELEMENTS: usize = 16;
 
 /// Sets a vote commitment apart from the other leaves of the tree.
 const DOMAIN_VC: u64 = 1;
 /// Sets a share's nullifier apart from other hashes.
 const SHARE_SPEND: &[u8] = b"share spend";
 
-/// Poseidon of a fixed number of elements.
-pub fn poseidon<const N: usize>(message: [Base; N]) -> Base {
-    Hash::<_, P128Pow5T3, ConstantLength<N>, 3, 2>::init().hash(message)
-}
-
-/// Poseidon of 1 to 16 elements, their number known only at run time.
-pub fn poseidon_slice(elements: &[Base]) -> Result<Base> {
-    fn fixed<const N: usize>(elements: &[Base]) -> Base {
-        let mut message = [Base::ZERO; N];
-        message.copy_from_slice(elements);
-        poseidon(message)
-    }
-    const BY_LENGTH: [fn(&[Base]) -> Base; MAX_ELEMENTS] = [
-        fixed::<1>,
-        fixed::<2>,
-        fixed::<3>,
-        fixed::<4>,
-        fixed::<5>,
-        fixed::<6>,
-        fixed::<7>,
-        fixed::<8>,
-        fixed::<9>,
-        fixed::<10>,
-        fixed::<11>,
-        fixed::<12>,
-        fixed::<13>,
-        fixed::<14>,
-        fixed::<15>,
-        fixed::<16>,
-    ];
-    match elements.len() {
-        n @ 1..=MAX_ELEMENTS => Ok(BY_LENGTH[n - 1](elements)),
-        _ => Err(Error::encoding("elements", Reason::Range)),
-    }
-}
-
 /// What a voter commits to for one share: its blind and its ciphertext.
 pub fn share_commitment(blind: Base, c1: &Point, c2: &Point) -> Base {
-    poseidon([blind, c1.x, c2.x, c1.y, c2.y])
+    poseidon(&[blind, c1.x, c2.x, c1.y, c2.y])
 }
 
 /// The hash of all share commitments of a vote.
-pub fn shares_hash(share_comms: [Base; SHARES]) -> Base {
+pub fn shares_hash(share_comms: &[Base; SHARES]) -> Base {
     poseidon(share_comms)
 }
 
@@ -69,7 +31,7 @@ pub fn vote_commitment(
     proposal_id: u64,
     vote_decision: u64,
 ) -> Base {
-    poseidon([
+    poseidon(&[
         Base::from(DOMAIN_VC),
         round_id,
         shares_hash,
@@ -80,7 +42,7 @@ pub fn vote_commitment(
 
 /// What a reveal publishes so that a share counts once.
 pub fn share_nullifier(vote_commitment: Base, share_index: u64, blind: Base) -> Base {
-    poseidon([
+    poseidon(&[
         share_spend_tag(),
         vote_commitment,
         Base::from(share_index),
@@ -128,7 +90,7 @@ pub struct ShareIds {
 impl Share {
     /// `shares_hash` is the hash of `share_comms`. Two thirds of the work, and the same for all shares of a vote.
     pub fn check_shares_hash(&self) -> Result<()> {
-        if shares_hash(self.share_comms) == self.shares_hash {
+        if shares_hash(&self.share_comms) == self.shares_hash {
             Ok(())
         } else {
             Err(Error::ShareRule(Rule::SharesHash))
@@ -203,7 +165,7 @@ mod tests {
             circuits_k11::share_commitment(blind, x1, x2, y1, y2)
         );
         assert_eq!(
-            shares_hash(numbers(100)),
+            shares_hash(&numbers(100)),
             circuits_k11::shares_hash_from_comms(numbers(100))
         );
         assert_eq!(share_spend_tag(), domain_tag_share_spend());
@@ -211,19 +173,5 @@ mod tests {
             share_nullifier(x1, 5, blind),
             share_nullifier_hash(x1, Base::from(5), blind)
         );
-    }
-
-    #[test]
-    fn dynamic_length_is_constant_length() {
-        assert_eq!(
-            poseidon_slice(&numbers::<5>(3)),
-            Ok(poseidon(numbers::<5>(3)))
-        );
-        assert_eq!(
-            poseidon_slice(&numbers::<16>(3)),
-            Ok(poseidon(numbers::<16>(3)))
-        );
-        assert!(poseidon_slice(&[]).is_err());
-        assert!(poseidon_slice(&numbers::<17>(3)).is_err());
     }
 }

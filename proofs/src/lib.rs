@@ -10,7 +10,9 @@ pub mod guard;
 pub mod hashes;
 pub mod k10;
 pub mod k11;
+pub mod poseidon;
 pub mod tree;
 
-#[cfg(feature = "python")]
+// Left out of the crate's own tests, which so need no libpython to link with.
+#[cfg(not(test))]
 mod binding;

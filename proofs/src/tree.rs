@@ -10,7 +10,7 @@ use ff::{Field, PrimeField};
 
 use crate::errors::{Error, Result};
 use crate::fields::{self, Base, Encoded, ELEMENT};
-use crate::hashes::poseidon;
+use crate::poseidon::poseidon;
 
 /// Levels between a leaf and the root.
 pub const DEPTH: usize = 24;
@@ -36,7 +36,7 @@ pub fn empty(level: usize) -> Base {
 }
 
 fn node(left: Base, right: Base) -> Base {
-    poseidon([left, right])
+    poseidon(&[left, right])
 }
 
 /// The tree.
@@ -210,7 +210,7 @@ impl Tree {
 mod tests {
     use super::*;
     use rand::{rngs::StdRng, Rng, SeedableRng};
-    use vote_commitment_tree::TreeServer;
+    use vote_commitment_tree::MemoryTreeServer;
     use voting_crypto_deps::pasta_curves::{group::ff::PrimeField as _, Fp};
 
     fn leaves(rng: &mut StdRng, count: usize) -> Vec<Base> {
@@ -227,7 +227,7 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(3);
         for _ in 0..4 {
             let mut ours = Tree::default();
-            let mut reference = TreeServer::empty();
+            let mut reference = MemoryTreeServer::empty();
             let mut sizes = Vec::new();
             for height in 1..=12u32 {
                 let count = rng.gen_range(1..12);

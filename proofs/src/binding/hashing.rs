@@ -6,9 +6,12 @@ use pyo3::types::{PyBytes, PyTuple};
 use rand::rngs::OsRng;
 
 use super::{bytes, run, Number, Pair, WIRE_LIMIT};
-use crate::errors::Result;
+use crate::errors::{Error, Reason, Result};
 use crate::fields::{base, base_array, below, point, Base};
 use crate::hashes::{self, Share, SHARES};
+
+/// No hash of the protocol has more elements.
+const MAX_ELEMENTS: usize = 16;
 
 #[pyfunction]
 pub fn check_encoding(py: Python<'_>, field: &str, value: &[u8]) -> PyResult<()> {
@@ -69,7 +72,10 @@ pub fn poseidon<'py>(
             .enumerate()
             .map(|(i, element)| base(format_args!("elements[{i}]"), element))
             .collect::<Result<Vec<Base>>>()?;
-        hashes::poseidon_slice(&decoded)
+        if decoded.is_empty() || decoded.len() > MAX_ELEMENTS {
+            return Err(Error::encoding("elements", Reason::Range));
+        }
+        Ok(crate::poseidon::poseidon(&decoded))
     })?;
     Ok(bytes(py, hash.to_repr()))
 }
@@ -92,7 +98,10 @@ pub fn share_commitment<'py>(
 #[pyfunction]
 pub fn shares_hash<'py>(py: Python<'py>, share_comms: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let hash = run(py, || {
-        Ok(hashes::shares_hash(base_array("share_comms", share_comms)?))
+        Ok(hashes::shares_hash(&base_array(
+            "share_comms",
+            share_comms,
+        )?))
     })?;
     Ok(bytes(py, hash.to_repr()))
 }

@@ -68,6 +68,16 @@ def test_a_proof_proves_its_statement(reveal: Reveal) -> None:
     assert proofs.verify(reveal.circuit, reveal.proof, reveal.statement)
 
 
+def test_reprs_hold_nothing_that_names_a_waiting_share(reveal: Reveal) -> None:
+    statement = reveal.statement
+    checked = proofs.ShareCheck(statement.c1, statement.nullifier)
+    proved = proofs.Proved(reveal.proof, statement.nullifier, statement.root)
+    text = f"{statement!r} {checked!r} {proved!r}"
+    for value in (statement.nullifier, statement.c1, statement.c2, reveal.proof):
+        assert repr(value)[2:-1] not in text
+        assert value.hex() not in text
+
+
 def test_every_public_input_counts(reveal: Reveal) -> None:
     statement = reveal.statement
     negated = statement.c2[:31] + bytes([statement.c2[31] ^ 0x80])

@@ -69,12 +69,10 @@ def make_vote(public: bytes, seed: str = "vote", proposal_id: int = 3, vote_deci
     values = tuple(rng.randrange(1000) for _ in range(16))
     blinds = tuple(seeded_element(f"{seed} blind {i}") for i in range(16))
     ciphertexts = tuple(
-        proofs.elgamal_encrypt(public, value, seeded_element(f"{seed} r {i}"))
-        for i, value in enumerate(values)
+        proofs.elgamal_encrypt(public, value, seeded_element(f"{seed} r {i}")) for i, value in enumerate(values)
     )
     comms = b"".join(
-        proofs.share_commitment(blind, *ciphertext)
-        for blind, ciphertext in zip(blinds, ciphertexts, strict=True)
+        proofs.share_commitment(blind, *ciphertext) for blind, ciphertext in zip(blinds, ciphertexts, strict=True)
     )
     return Vote(
         round_id=seeded_element("round"),

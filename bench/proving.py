@@ -1,0 +1,160 @@
+"""What a proof costs on this machine: `python bench/proving.py [--quick] [--circuit NAME]`, JSON on stdout.
+
+For each circuit:
+
+- `keygen_cpu_seconds`: CPU of making the keys and tables, once a process;
+- `cpu_seconds_per_proof`: median, one thread;
+- `verify_ms`: median;
+- `proofs_per_second`, medians: `one_process` with a thread a core, `process_per_core` with one thread each.
+
+Every figure is taken in fresh processes, which start to prove together when all of them are warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import proofs
+
+SHARE_INDEX = 3
+
+
+def reveal() -> tuple[dict[str, Any], proofs.Statement]:
+    """The witness and statement of one share in a tree of one vote."""
+    _, public = proofs.elgamal_keygen(b"bench")
+    round_id = proofs.random_field()
+    blinds = [proofs.random_field() for _ in range(16)]
+    ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(16)]
+    pairs = zip(blinds, ciphertexts, strict=True)
+    comms = b"".join(proofs.share_commitment(blind, c1, c2) for blind, (c1, c2) in pairs)
+    commitment = proofs.vote_commitment(round_id, proofs.shares_hash(comms), 1, 1)
+    tree = proofs.CommitmentTree()
+    tree.append(commitment)
+    blind, (c1, c2) = blinds[SHARE_INDEX], ciphertexts[SHARE_INDEX]
+    shared: dict[str, Any] = {
+        "c1": c1,
+        "c2": c2,
+        "proposal_id": 1,
+        "vote_decision": 1,
+        "round_id": round_id,
+    }
+    witness = {
+        **shared,
+        "path": tree.path(0),
+        "position": 0,
+        "share_comms": comms,
+        "primary_blind": blind,
+        "share_index": SHARE_INDEX,
+    }
+    nullifier = proofs.share_nullifier(commitment, SHARE_INDEX, blind)
+    return witness, proofs.Statement(**shared, nullifier=nullifier, root=tree.root())
+
+
+def work(circuit: str, count: int) -> None:
+    """A worker: warm up, wait for a line on stdin, prove `count` times, verify as often, report."""
+    cpu = time.process_time()
+    proofs.warm(circuit)
+    keygen_cpu = time.process_time() - cpu
+    witness, statement = reveal()
+    proofs.prove(circuit, **witness)  # the first one fills caches
+    print("ready", flush=True)
+    sys.stdin.readline()
+    started = time.perf_counter()
+    proof_cpu, verify_seconds, made = [], [], []
+    for _ in range(count):
+        cpu = time.process_time()
+        made.append(proofs.prove(circuit, **witness).proof)
+        proof_cpu.append(time.process_time() - cpu)
+    ended = time.perf_counter()
+    for proof in made:
+        begun = time.perf_counter()
+        verified = proofs.verify(circuit, proof, statement)
+        verify_seconds.append(time.perf_counter() - begun)
+        if not verified:
+            raise SystemExit("a proof did not verify")
+    report = {
+        "keygen_cpu": keygen_cpu,
+        "proof_cpu": proof_cpu,
+        "verify_seconds": verify_seconds,
+        "started": started,
+        "ended": ended,
+    }
+    print(json.dumps(report), flush=True)
+
+
+def run(circuit: str, count: int, *, processes: int, threads: int) -> list[dict[str, Any]]:
+    """The reports of workers that prove at the same time."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", circuit, "--count", str(count)]
+    environment = {**os.environ, "RAYON_NUM_THREADS": str(threads)}
+    start = partial(
+        subprocess.Popen[str],
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    workers = [start() for _ in range(processes)]
+    for worker in workers:
+        if worker.stdout is None or worker.stdout.readline() != "ready\n":
+            raise SystemExit("a worker did not start")
+    for worker in workers:
+        if worker.stdin is not None:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+    return [json.loads(worker.communicate()[0]) for worker in workers]
+
+
+def rate(reports: list[dict[str, Any]]) -> float:
+    """Proofs per second of workers together."""
+    proven = sum(len(report["proof_cpu"]) for report in reports)
+    seconds: float = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
+    return proven / seconds
+
+
+def measure(circuit: str, *, runs: int, count: int) -> dict[str, Any]:
+    """All figures of one circuit."""
+    cores = len(os.sched_getaffinity(0))
+    alone = [run(circuit, count, processes=1, threads=1)[0] for _ in range(runs)]
+    together = [rate(run(circuit, count, processes=1, threads=cores)) for _ in range(runs)]
+    apart = [rate(run(circuit, count, processes=cores, threads=1)) for _ in range(runs)]
+    return {
+        "keygen_cpu_seconds": round(median(report["keygen_cpu"] for report in alone), 3),
+        "cpu_seconds_per_proof": round(median(cpu for report in alone for cpu in report["proof_cpu"]), 4),
+        "verify_ms": round(median(s for report in alone for s in report["verify_seconds"]) * 1000, 2),
+        "proofs_per_second": {
+            "one_process": round(median(together), 2),
+            "process_per_core": round(median(apart), 2),
+        },
+        "cores": cores,
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    """Parses the command line; prints one JSON object."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one short run instead of three")
+    parser.add_argument("--circuit", choices=[*proofs.CIRCUITS], help="this one only")
+    parser.add_argument("--worker", choices=[*proofs.CIRCUITS], help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=10, help="proofs a run and process (default 10)")
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.count)
+        return
+    circuits = [options.circuit] if options.circuit else [*proofs.CIRCUITS]
+    runs, count = (1, 3) if options.quick else (3, options.count)
+    print(json.dumps({name: measure(name, runs=runs, count=count) for name in circuits}))
+
+
+if __name__ == "__main__":
+    main()
