@@ -191,7 +191,7 @@ class Listener:
                 await self._search(known.round_id)
             start = head - _OVERLAP
         await self._take(BlockResults(min(start, head), [], [], []))
-        self._log.info("following blocks", height=self.height, head=head)
+        self._log.info("following blocks", height=self.height)
 
     async def _search(self, round_id: bytes) -> None:
         """Take in every reveal of a round that any RPC finds."""
