@@ -219,6 +219,22 @@ class Wallet:
             self._resting_until[helper] = asyncio.get_running_loop().time() + _REST_SECONDS
 
 
+async def cast_vote(
+    chain_url: str,
+    helper_urls: Sequence[str],
+    round_id: bytes,
+    proposal_id: int,
+    vote_decision: int,
+    *,
+    weight: int | None = None,
+    times: Sequence[int] | None = None,
+    mode: Mode = "sequential",
+) -> CastVote:
+    """One vote by a wallet of its own; see `Wallet.cast_vote`."""
+    async with Wallet(chain_url, helper_urls, mode=mode) as wallet:
+        return await wallet.cast_vote(round_id, proposal_id, vote_decision, weight=weight, times=times)
+
+
 def _said(answer: httpx.Response) -> str:
     """The `status` of a good answer, the error of a bad one."""
     try:
