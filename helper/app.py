@@ -16,12 +16,11 @@ import structlog
 from starlette.types import ASGIApp
 
 import proofs
-
 from helper.api.app import make_app
 from helper.api.operator import make_operator_app
+from helper.api.wallet import WalletView
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
-from helper.api.wallet import WalletView
 from helper.chain.failover import Endpoints, make_endpoints
 from helper.chain.follow import ChainFollower
 from helper.chain.http import Timeouts
@@ -100,15 +99,18 @@ class Service:
             store=self.store,
             revealer=Revealer(**way, prover=self.prover),
             broadcaster=self.broadcaster,
-            retention=Retention(
-                **common, rounds=self.rounds, purge_after=self.config.helper.purge_after_hours * HOUR
-            ),
+            retention=Retention(**common, rounds=self.rounds, purge_after=self.config.helper.purge_after_hours * HOUR),
             gate=self.gate,
             slots=self.prover.workers,
             clock=self.clock,
         )
         self.listener = Listener(
-            self.store, self.endpoints, self.rounds, clock=self.clock, on_block=self._on_block, on_spent=self._on_confirmed
+            self.store,
+            self.endpoints,
+            self.rounds,
+            clock=self.clock,
+            on_block=self._on_block,
+            on_spent=self._on_confirmed,
         )
         self.follower = ChainFollower(
             endpoints=self.endpoints,
@@ -170,7 +172,7 @@ class Service:
                 "self_test_seconds": self.prover.self_test_seconds,
                 "timeout_seconds": self.prover.timeout,
             },
-            **self.stats.summary(),
+            **self.stats.summary(self.clock.monotonic()),
         }
 
     def stop(self) -> None:

@@ -82,19 +82,30 @@ class Revealer:
         return await self._store.prepare(queued.id, self._prepared(queued, circuit, anchor, proof))
 
     async def _make_proof(self, queued: QueuedShare, job: ProofJob) -> Proof | None:
+        under_way = False
+
+        def started() -> None:
+            nonlocal under_way
+            under_way = True
+            self._note_start(queued)
+
         try:
-            proof = await self._prover.prove(job, started=lambda: self._note_start(queued))
+            proof = await self._prover.prove(job, started=started)
         except ProverDied as error:
             await self._worker_died(queued, str(error))
             return None
         except (ProverTimeout, ProofFailed) as error:
             await self._attempts.spend(queued.id, queued.attempts, "proof", str(error))
             return None
+        finally:
+            if under_way:
+                self._stats.proving.end(self._clock.monotonic())
         self._stats.count("proven")
         self._stats.proof_seconds.add(proof.seconds)
         return proof
 
     def _note_start(self, queued: QueuedShare) -> None:
+        self._stats.proving.begin(self._clock.monotonic())
         if not queued.attempts and not queued.crashes and queued.proved_height is None:
             self._stats.lateness_start.add(self._clock.now() - queued.due_ms / 1000)
 

@@ -46,6 +46,31 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
 
 
+class BusyTime:
+    """How long at least one of several jobs was under way; times are a monotonic clock's seconds."""
+
+    def __init__(self) -> None:
+        self._jobs = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    def begin(self, now: float) -> None:
+        """A job starts."""
+        if self._jobs == 0:
+            self._since = now
+        self._jobs += 1
+
+    def end(self, now: float) -> None:
+        """A job ends."""
+        self._jobs -= 1
+        if self._jobs == 0:
+            self._total += now - self._since
+
+    def seconds(self, now: float) -> float:
+        """The time so far."""
+        return self._total + (now - self._since if self._jobs else 0.0)
+
+
 class Stats:
     """Counters by name, and the timings that tell how the service keeps its promises.
 
@@ -57,6 +82,7 @@ class Stats:
         self.lateness_start = Timings()
         self.lateness_broadcast = Timings()
         self.proof_seconds = Timings()
+        self.proving = BusyTime()
         self.failures: deque[dict[str, str]] = deque(maxlen=20)
 
     def count(self, name: str, number: int = 1) -> None:
@@ -68,10 +94,11 @@ class Stats:
         self.count("failures")
         self.failures.append({"stage": stage, "reason": reason})
 
-    def summary(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+    def summary(self, now: float) -> dict[str, Any]:
+        """All of it as plain JSON values; `now` is the monotonic clock's time."""
         return {
             "counts": dict(self.counts),
+            "proving_seconds": round(self.proving.seconds(now), 3),
             "lateness_start": self.lateness_start.summary(),
             "lateness_broadcast": self.lateness_broadcast.summary(),
             "proof": self.proof_seconds.summary(),

@@ -10,30 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from hashlib import blake2b
 
 import proofs
+from devnet.verifying import stand_in_proof
 from helper.prover.frames import Frame
 from helper.prover.worker import main
 
 DIES, HANGS, REFUSES = 41, 42, 43
 """Proposal ids that make the worker end, never answer, or refuse the witness."""
-
-PREFIX = b"STANDIN"
-
-
-def stand_in_proof(public: bytes) -> bytes:
-    """What the dev chain's flag lets pass as a proof of these public inputs (their bytes, in the statement's order)."""
-    return PREFIX + blake2b(public, digest_size=32).digest()
-
-
-def public_inputs(
-    nullifier: bytes, c1: bytes, c2: bytes, proposal_id: int, vote_decision: int, root: bytes, round_id: bytes
-) -> bytes:
-    """The nine public inputs of a statement as the stand-in hashes them."""
-    return b"".join(
-        (nullifier, c1, c2, proposal_id.to_bytes(4, "big"), vote_decision.to_bytes(4, "big"), root, round_id)
-    )
 
 
 class StandInEngine:
@@ -69,18 +53,29 @@ class StandInEngine:
         )
         nullifier = proofs.share_nullifier(commitment, job["share_index"], blind)
         root = climb(commitment, job["position"], bytes.fromhex(job["path"]))
-        public = public_inputs(nullifier, c1, c2, job["proposal_id"], job["vote_decision"], root, round_id)
-        return {"proof": stand_in_proof(public), "nullifier": nullifier, "root": root}
+        statement = proofs.Statement(
+            nullifier=nullifier,
+            c1=c1,
+            c2=c2,
+            proposal_id=job["proposal_id"],
+            vote_decision=job["vote_decision"],
+            root=root,
+            round_id=round_id,
+        )
+        return {"proof": stand_in_proof(statement), "nullifier": nullifier, "root": root}
 
     def verify(self, job: Frame) -> Frame:
         """Whether the stand-in is the one of this statement."""
-        public = public_inputs(
-            *(bytes.fromhex(job[name]) for name in ("nullifier", "c1", "c2")),
-            job["proposal_id"],
-            job["vote_decision"],
-            *(bytes.fromhex(job[name]) for name in ("root", "round_id")),
+        statement = proofs.Statement(
+            nullifier=bytes.fromhex(job["nullifier"]),
+            c1=bytes.fromhex(job["c1"]),
+            c2=bytes.fromhex(job["c2"]),
+            proposal_id=job["proposal_id"],
+            vote_decision=job["vote_decision"],
+            root=bytes.fromhex(job["root"]),
+            round_id=bytes.fromhex(job["round_id"]),
         )
-        return {"ok": bytes.fromhex(job["proof"]) == stand_in_proof(public)}
+        return {"ok": bytes.fromhex(job["proof"]) == stand_in_proof(statement)}
 
 
 def climb(leaf: bytes, position: int, path: bytes) -> bytes:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import proofs
+from devnet.verifying import STAND_IN
 from helper.clock import SystemClock
 from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
 from helper.prover import ProofJob, ProverPool
@@ -83,7 +84,7 @@ async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
         with pytest.raises(ProverTimeout):
             await pool.prove(job(prover_worker.HANGS))
         await gone(hung)
-        assert (await pool.prove(job())).proof.startswith(prover_worker.PREFIX)
+        assert (await pool.prove(job())).proof.startswith(STAND_IN)
 
 
 @pytest.mark.anyio

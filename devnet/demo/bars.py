@@ -1,0 +1,65 @@
+"""How far the shares are: four bars on a terminal, a plain line now and then elsewhere. All on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+STAGES = ("accepted", "proven", "broadcast", "confirmed")
+LINE_SECONDS = 2.0
+"""Seconds between plain lines."""
+
+
+class Bars:
+    """The four bars; a context manager."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._console = Console(stderr=True)
+        self._bars: Progress | None = None
+        self._last: tuple[float, dict[str, int]] = (0.0, {})
+
+    def __enter__(self) -> Bars:
+        if self._console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description:>10}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+            )
+            self._bars.start()
+            for stage in STAGES:
+                self._bars.add_task(stage, total=self._total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        else:
+            self._line(self._last[1])
+
+    def show(self, done: dict[str, int]) -> None:
+        """Show how many shares have come how far."""
+        if self._bars is not None:
+            for number, stage in enumerate(STAGES):
+                self._bars.update(self._bars.task_ids[number], completed=done.get(stage, 0))
+            return
+        since, last = self._last
+        if done != last and time.monotonic() >= since + LINE_SECONDS:
+            self._last = (time.monotonic(), dict(done))
+            self._line(done)
+
+    def say(self, text: str) -> None:
+        """One line above the bars."""
+        self._console.print(text, highlight=False)
+
+    def _line(self, done: dict[str, int]) -> None:
+        parts = (f"{stage} {done.get(stage, 0)}/{self._total}" for stage in STAGES)
+        print("  ".join(parts), file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""What came of a demonstration: one object for machines, a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from devnet.demo.plan import PROPOSALS, DemoOptions, expected_tally
+from devnet.demo.votes import Voted
+
+Tally = Mapping[tuple[int, int], int]
+
+
+def early_reveals(voted: Sequence[Voted], requests: Sequence[Mapping[str, Any]]) -> int:
+    """How many shares the chain's own request log saw before their time."""
+    due = {share.nullifier.hex(): share.submit_at for one in voted for share in one.vote.shares}
+    seen = (entry for entry in requests if entry["nullifier"] in due)
+    return len({entry["nullifier"] for entry in seen if entry["time"] < due[entry["nullifier"]]})
+
+
+def tally_of(answer: Mapping[str, Any]) -> dict[tuple[int, int], int]:
+    """The chain's published results; options without votes left out (as Go leaves zeros out)."""
+    rows = answer.get("results", [])
+    totals = {(row["proposal_id"], row.get("vote_decision", 0)): row.get("total_value", 0) for row in rows}
+    return {option: total for option, total in totals.items() if total}
+
+
+def result(
+    options: DemoOptions,
+    voted: Sequence[Voted],
+    facts: Mapping[str, Any],
+    *,
+    counted: Tally,
+    early: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """The object that `--json` prints. Times in milliseconds; rates per second."""
+    counts, proving = facts["counts"], facts["proving_seconds"]
+    shares = [share for one in voted for share in one.vote.shares]
+    expected = expected_tally([one.choice for one in voted])
+    return {
+        "shares": options.shares,
+        "accepted": sum(share.accepted for share in shares),
+        "confirmed": counts.get("confirmed", 0),
+        "failed": counts.get("failed", 0) + counts.get("expired", 0),
+        "early": early,
+        "tally_ok": counted == expected and len(shares) == options.shares,
+        "lateness_ms_p50": facts["lateness_start"]["p50_ms"],
+        "lateness_ms_p99": facts["lateness_start"]["p99_ms"],
+        "broadcast_ms_p50": facts["lateness_broadcast"]["p50_ms"],
+        "broadcast_ms_p99": facts["lateness_broadcast"]["p99_ms"],
+        "proofs_per_second": round(counts.get("proven", 0) / proving, 2) if proving else None,
+        "proof_ms_p50": facts["proof"]["p50_ms"],
+        "circuit": facts["circuit"],
+        "voters": options.voters,
+        "votes": len(voted),
+        "tally": [_row(option, expected.get(option, 0), counted.get(option, 0)) for option in _options()],
+        "seconds": round(seconds, 1),
+    }
+
+
+def succeeded(outcome: Mapping[str, Any]) -> bool:
+    """Whether everything is there, nothing came early, and the tally is right."""
+    complete = outcome["shares"] == outcome["accepted"] == outcome["confirmed"]
+    return bool(complete and outcome["tally_ok"] and not outcome["failed"] and not outcome["early"])
+
+
+def _options() -> list[tuple[int, int]]:
+    return [(number + 1, option) for number, one in enumerate(PROPOSALS) for option in range(len(one["options"]))]
+
+
+def _row(option: tuple[int, int], voted: int, counted: int) -> dict[str, Any]:
+    proposal, decision = option
+    about = PROPOSALS[proposal - 1]
+    return {
+        "proposal": proposal,
+        "title": about["title"],
+        "option": about["options"][decision],
+        "voted": voted,
+        "counted": counted,
+    }
+
+
+def show(outcome: Mapping[str, Any], console: Console) -> None:
+    """Both tables."""
+    figures = Table(title="The shares", show_header=False)
+    for name, value in (
+        ("shares", outcome["shares"]),
+        ("accepted by the helper", outcome["accepted"]),
+        ("confirmed on chain", outcome["confirmed"]),
+        ("failed", outcome["failed"]),
+        ("revealed before their time", outcome["early"]),
+        ("time due → proof begins, p50 / p99", _pair(outcome, "lateness_ms")),
+        ("time due → broadcast, p50 / p99", _pair(outcome, "broadcast_ms")),
+        ("proofs a second while proving", outcome["proofs_per_second"]),
+        ("circuit", outcome["circuit"]),
+    ):
+        figures.add_row(name, str(value))
+    console.print(figures)
+    tally = Table("proposal", "option", "wallets voted", "chain counted", "", title="The tally")
+    for row in outcome["tally"]:
+        right = "right" if row["voted"] == row["counted"] else "WRONG"
+        tally.add_row(row["title"], row["option"], str(row["voted"]), str(row["counted"]), right)
+    console.print(tally)
+
+
+def _pair(outcome: Mapping[str, Any], name: str) -> str:
+    p50, p99 = outcome[f"{name}_p50"], outcome[f"{name}_p99"]
+    return "–" if p50 is None else f"{p50:.0f} ms / {p99:.0f} ms"

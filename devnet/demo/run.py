@@ -1,0 +1,199 @@
+"""The demonstration from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from devnet.demo import plan, processes, report
+from devnet.demo.bars import Bars
+from devnet.demo.votes import Voted, vote_all
+
+ROUND = "/shielded-vote/v1/round"
+POLL_SECONDS = 0.25
+CHAIN_PATIENCE = 90.0
+"""Seconds for the chain to open a round, or to publish its tally after the end."""
+
+
+class DemoError(RuntimeError):
+    """The demonstration could not be carried through; says where."""
+
+
+class Demo:
+    """One demonstration on a running chain and helper."""
+
+    def __init__(self, options: plan.DemoOptions, chain: dict[str, Any], helper: dict[str, Any]) -> None:
+        self._options = options
+        self._chain_url: str = chain["rest"]
+        self._helper_url: str = helper["url"]
+        self._http = httpx.AsyncClient(timeout=30)
+        self._socket = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=helper["socket"]), base_url="http://helper", timeout=30
+        )
+        self._dice = random.Random(options.seed)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+        await self._socket.aclose()
+
+    async def run(self, bars: Bars) -> dict[str, Any]:
+        """Vote, wait for everything to be revealed and for the tally; the report."""
+        began = time.monotonic()
+        await self._helper_ready()
+        facts = await self._facts()
+        provers = facts["provers"]
+        seconds = plan.round_seconds(self._options, provers["self_test_seconds"], provers["workers"])
+        round_id, end = await self._open_round(seconds)
+        bars.say(
+            f"{self._options.voters} wallets vote on {len(plan.PROPOSALS)} proposals, 16 shares a vote; "
+            f"circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
+        )
+        voted = await self._vote(round_id, end, bars)
+        bars.say("waiting for the round's end and the tally")
+        counted = await self._tally(round_id, end)
+        early = report.early_reveals(voted, await self._requests())
+        facts = await self._facts()
+        seconds = time.monotonic() - began
+        return report.result(self._options, voted, facts, counted=counted, early=early, seconds=seconds)
+
+    async def _vote(self, round_id: bytes, end: int, bars: Bars) -> list[Voted]:
+        """Cast and post all votes while the bars move, until all shares are confirmed or the round is over."""
+        taken = 0
+
+        def accepted(number: int) -> None:
+            nonlocal taken
+            taken += number
+
+        cast = plan.choices(self._options, self._dice)
+        voting = asyncio.create_task(
+            vote_all(
+                self._chain_url,
+                self._helper_url,
+                round_id,
+                cast,
+                spread=self._options.spread,
+                dice=self._dice,
+                accepted=accepted,
+            )
+        )
+        while True:
+            counts = (await self._facts())["counts"]
+            bars.show({**counts, "accepted": taken})
+            finished = counts.get("confirmed", 0) >= self._options.shares or time.time() > end + CHAIN_PATIENCE
+            if voting.done() and (finished or voting.exception() is not None):
+                return await voting
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _helper_ready(self) -> None:
+        async with self._patience("the helper to be ready", processes.START_SECONDS):
+            while True:
+                answer = await self._http.get(f"{self._helper_url}/shielded-vote/v1/status")
+                if answer.status_code == 200:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _open_round(self, seconds: float) -> tuple[bytes, int]:
+        answer = await self._http.post(
+            f"{self._chain_url}/devnet/rounds", json={"proposals": list(plan.PROPOSALS), "seconds": seconds}
+        )
+        answer.raise_for_status()
+        made = answer.json()
+        round_id = bytes.fromhex(made["vote_round_id"])
+        async with self._patience("the round to open", CHAIN_PATIENCE):
+            while await self._round_status(round_id) != 1:
+                await asyncio.sleep(POLL_SECONDS)
+        return round_id, int(made["vote_end_time"])
+
+    async def _round_status(self, round_id: bytes) -> int | None:
+        answer = await self._http.get(f"{self._chain_url}{ROUND}/{round_id.hex()}")
+        return int(answer.json()["round"]["status"]) if answer.status_code == 200 else None
+
+    async def _tally(self, round_id: bytes, end: int) -> dict[tuple[int, int], int]:
+        finalized = 3
+        async with self._patience("the tally", max(0.0, end - time.time()) + CHAIN_PATIENCE):
+            while await self._round_status(round_id) != finalized:
+                await asyncio.sleep(POLL_SECONDS)
+        answer = await self._http.get(f"{self._chain_url}/shielded-vote/v1/tally-results/{round_id.hex()}")
+        answer.raise_for_status()
+        return report.tally_of(answer.json())
+
+    async def _facts(self) -> dict[str, Any]:
+        answer = await self._socket.get("/stats")
+        answer.raise_for_status()
+        facts: dict[str, Any] = answer.json()["service"]
+        return facts
+
+    async def _requests(self) -> list[dict[str, Any]]:
+        """The chain's whole request log."""
+        entries: list[dict[str, Any]] = []
+        while True:
+            after = entries[-1]["seq"] if entries else 0
+            answer = await self._http.get(f"{self._chain_url}/devnet/requests", params={"after": after})
+            page: list[dict[str, Any]] = answer.json()["requests"]
+            if not page:
+                return entries
+            entries += page
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, what: str, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise DemoError(f"waited {seconds:.0f} s for {what}") from None
+
+
+async def demonstrate(options: plan.DemoOptions, tell: Console) -> dict[str, Any]:
+    """Start everything, run the demonstration, stop everything (or go on until interrupted, with `keep`).
+
+    Raises:
+        DemoError: something that had to happen did not.
+        processes.StartError: the chain or the helper did not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
+        folder = Path(name)
+        tell.print("starting an embedded vote chain and a helper", highlight=False)
+        async with (
+            processes.chain(folder, options.circuit) as chain,
+            processes.helper(folder, options.db or folder / "queue.db", chain) as helper,
+        ):
+            demo = Demo(options, chain, helper)
+            try:
+                with Bars(options.shares) as bars:
+                    outcome = await demo.run(bars)
+            finally:
+                await demo.close()
+            if options.keep:
+                await _keep(options, outcome, chain, helper, tell)
+    return outcome
+
+
+async def _keep(
+    options: plan.DemoOptions, outcome: dict[str, Any], chain: dict[str, Any], helper: dict[str, Any], tell: Console
+) -> None:
+    """Show the report and the addresses, then wait for Ctrl-C or SIGTERM."""
+    if not options.json:
+        report.show(outcome, tell)
+    for what, where in (
+        ("helper", helper["url"]),
+        ("helper's control socket", helper["socket"]),
+        ("chain, REST", chain["rest"]),
+        ("chain, consensus RPC", chain["rpc"]),
+    ):
+        tell.print(f"{what}: {where}", highlight=False, soft_wrap=True)
+    tell.print("everything keeps running; Ctrl-C ends it", highlight=False)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()

@@ -1,0 +1,78 @@
+"""`svote-helper wallet vote`: one real vote, its shares posted to any helper."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Annotated, Any
+
+import typer
+
+from devnet import ballot
+from devnet.wallet import CastVote, Wallet, WalletError
+from helper.cli.output import Exit, emit_json, fail
+from helper.cli.settings import JsonOption
+from helper.clock import SystemClock
+
+app = typer.Typer(help="Vote as a wallet does (on a dev chain).")
+
+
+@app.callback()
+def wallet() -> None:
+    """Vote as a wallet does (on a dev chain)."""
+
+
+@app.command()
+def vote(
+    round_id: Annotated[str, typer.Argument(metavar="ROUND", help="The round, 64 hex characters.")],
+    proposal: Annotated[int, typer.Option(min=1, help="Proposal id.")],
+    decision: Annotated[int, typer.Option(min=0, max=7, help="Option index.")],
+    helper: Annotated[list[str] | None, typer.Option(help="Base URL of a helper; may be given more than once.")] = None,
+    chain: Annotated[str, typer.Option(help="REST address of the dev chain.")] = "http://127.0.0.1:11317",
+    weight: Annotated[int | None, typer.Option(min=0, help="Voting power; random when left out.")] = None,
+    spread: Annotated[float, typer.Option(min=0, help="Seconds over which the shares are spread; 0: at once.")] = 0.0,
+    token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that want one.")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Encrypt a vote, put its commitment on the chain, and post its 16 shares."""
+    try:
+        wanted = bytes.fromhex(round_id)
+    except ValueError:
+        fail("ROUND must be 64 hex characters", Exit.USAGE)
+    now = SystemClock().now()
+    times = ballot.spread(now, spread, random.SystemRandom()) if spread else ballot.immediate()
+
+    async def cast() -> CastVote:
+        async with Wallet(chain, helper or ["http://127.0.0.1:8090"], token=token) as voter:
+            return await voter.cast_vote(wanted, proposal, decision, weight=weight, times=times)
+
+    try:
+        cast_vote = asyncio.run(cast())
+    except (WalletError, OSError, TimeoutError) as error:
+        fail(f"the vote could not be cast: {error}", Exit.UNREACHABLE if isinstance(error, OSError) else Exit.FAILURE)
+    outcome = _outcome(cast_vote)
+    if json:
+        emit_json(outcome)
+    else:
+        for share in outcome["shares"]:
+            typer.echo(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}")
+        typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
+    if not cast_vote.accepted:
+        fail("not every share was taken by a helper", Exit.FAILURE)
+
+
+def _outcome(cast_vote: CastVote) -> dict[str, Any]:
+    return {
+        "accepted": cast_vote.accepted,
+        "position": cast_vote.position,
+        "weight": cast_vote.ballot.weight,
+        "shares": [
+            {
+                "index": share.index,
+                "submit_at": share.submit_at,
+                "nullifier": share.nullifier.hex(),
+                "answer": share.posts[-1].answer if share.posts else "no helper was asked",
+            }
+            for share in cast_vote.shares
+        ],
+    }

@@ -1,0 +1,57 @@
+"""The circuit generation is found out by itself, and a wrong one set by hand pauses instead of burning attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from devnet import ballot
+from devnet.wallet import CastVote, Wallet
+from tests.support.harness import PATIENCE, Chain, Helper, running
+
+
+async def some_shares(chain: Chain, helper: Helper, round_id: bytes, number: int) -> CastVote:
+    """A vote of which the first shares are posted."""
+    async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
+        sealed = await wallet.seal(round_id, 1, 1, weight=50)
+        position = await wallet.cast(sealed)
+        return await wallet.post(sealed, position, times=ballot.immediate(), indices=range(number))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("circuit", "version", "begins"), [("k11", "", "k10"), ("k10", "v1.2.0", "k11")])
+async def test_auto_finds_the_chains_generation_without_spending_attempts(
+    tmp_path: Path, circuit: str, version: str, begins: str
+) -> None:
+    flags = ("--circuit", circuit, "--version", version)
+    async with running(tmp_path, *flags) as (chain, helper):
+        assert (await helper.operator("/stats"))["service"]["circuit"] == begins
+        round_id = await chain.open_round()
+        vote = await some_shares(chain, helper, round_id, 4)
+        await helper.confirmed(vote)
+        facts = (await helper.operator("/stats"))["service"]
+        assert facts["circuit"] == circuit
+        assert facts["counts"].get("failures", 0) == 0
+        assert facts["counts"]["answer_bad_proof"] >= 1
+        assert helper.rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
+        await helper.stop()
+        await helper.start()
+        await helper.ready()
+        assert (await helper.operator("/stats"))["service"]["circuit"] == circuit, "remembered for this chain"
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("R11")
+async def test_a_wrong_generation_set_by_hand_pauses_the_queue(tmp_path: Path) -> None:
+    async with running(tmp_path, "--circuit", "k10", prover={"circuit": "k11"}) as (chain, helper):
+        round_id = await chain.open_round()
+        await some_shares(chain, helper, round_id, 2)
+        async with asyncio.timeout(PATIENCE):
+            while "k11" not in str((await helper.operator("/stats"))["service"]["paused"]):
+                await asyncio.sleep(0.1)
+        shares = (await helper.operator("/queue"))["shares"]
+        assert len(shares) == 2
+        assert {share["attempts"] for share in shares} == {0}
+        assert await chain.spent(round_id) == {}

@@ -1,0 +1,64 @@
+"""SIGKILL of the service at exact moments of a share's life: nothing is lost, nothing doubles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from devnet import ballot
+from devnet.wallet import Wallet
+from tests.support.harness import STAND_IN, Chain, Helper, soon
+
+MOMENTS = (
+    "enqueue:before",  # asked, nothing on disk
+    "enqueue:after",  # on disk, not yet answered
+    "claim_due:after:2",  # taken up
+    "prove:before",  # a worker is about to begin
+    "prove:after:3",  # proven, the message not on disk
+    "prepare:before",
+    "prepare:after",  # message stored and not sent
+    "mark_sending:after:4",  # noted as sent, no byte left
+    "broadcast:after",  # sent and unanswered
+    "record_outcome:after:5",  # answered, the answer noted
+    "apply_block:before:6",  # a block with or without ours not yet taken in
+    "apply_block:after:6",
+)
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("R9")
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_kill_loses_nothing_and_doubles_nothing(tmp_path: Path, moment: str) -> None:
+    async with httpx.AsyncClient(timeout=30) as http:
+        chain = Chain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs")
+        await chain.start()
+        helper = Helper(tmp_path, http, chain, program=STAND_IN)
+        try:
+            await helper.start(KILL_AT=moment)
+            await helper.ready()
+            round_id = await chain.open_round()
+            due = soon(3)
+            async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
+                sealed = await wallet.seal(round_id, 1, 1, weight=1234)
+                position = await wallet.cast(sealed)
+                vote = await wallet.post(sealed, position, times=ballot.same_second(due))
+            assert await helper.ended() == -9, "it was killed at its moment"
+            acknowledged = {share.index for share in vote.shares if share.accepted}
+            await helper.start()
+            await helper.ready()
+            known = {}
+            for share in sealed.shares:
+                answer = await helper.post(ballot.post_body(sealed, share, position, due))
+                known[share.index] = answer.json()["status"]
+            assert {index for index, status in known.items() if status == "duplicate"} >= acknowledged
+            await helper.confirmed(vote)
+            spent = await chain.spent(round_id)
+            assert spent == {share.nullifier.hex(): 1 for share in sealed.shares}
+            assert min(entry["time"] for entry in await chain.reveals()) >= due
+            counts = await helper.counts()
+            assert counts.get("failures", 0) == counts.get("failed", 0) == 0
+        finally:
+            await helper.kill()
+            await chain.kill()

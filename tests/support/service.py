@@ -1,0 +1,73 @@
+"""The service with the stand-in prover: `python -m tests.support.service --config FILE --ready-file FILE`.
+
+`KILL_AT` ends it with SIGKILL at an exact moment: `<method>:<before|after>[:<n>]` names a method of the store or of the
+chain's client, and kills on its n-th call (1 when left out). `KILL_AT=prover` kills when a proof begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from helper.store.sqlite import SqliteStore
+
+from helper.app import Service, run_service
+from helper.chain.client import ChainClient
+from helper.config import load
+from helper.prover.pool import ProverPool
+from helper.telemetry.log import configure
+
+COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
+OWNERS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
+
+
+def kill_at(moment: str) -> None:
+    """Arrange the end."""
+    method, when, number = [*moment.split(":"), "1"][:3]
+    owner = next(one for one in OWNERS if hasattr(one, method))
+    original: Callable[..., Awaitable[Any]] = getattr(owner, method)
+    left = int(number)
+
+    @functools.wraps(original)
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = await original(*args, **kwargs)
+        if left == 0 and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, method, wrapped)
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--ready-file", type=Path)
+    options = parser.parse_args()
+    config = load(options.config, {}, {})
+    configure(config.log.level, config.log.format)
+    if moment := os.environ.get("KILL_AT"):
+        kill_at(moment)
+
+    def started(url: str) -> None:
+        partial = options.ready_file.with_suffix(".partial")
+        partial.write_text(json.dumps({"url": url, "socket": str(config.socket_path)}))
+        partial.replace(options.ready_file)
+
+    uvloop.run(run_service(Service(config, prover_command=COMMAND), started=started))
+
+
+if __name__ == "__main__":
+    main()
