@@ -112,12 +112,19 @@ class WorkStore(Protocol):
         """
         ...
 
+    async def release(self, share_id: int) -> bool:
+        """WITNESSED -> RECEIVED at its own time, for work that ended in an error of ours; else nothing."""
+        ...
+
     async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
         """A prover worker died over it: WITNESSED -> RECEIVED. Returns its crashes so far."""
         ...
 
     async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
-        """WITNESSED or BROADCAST -> RECEIVED with an attempt spent. Returns its attempts so far."""
+        """-> RECEIVED at `due_ms` with an attempt spent, from any working state. Returns its attempts so far.
+
+        A share that is RECEIVED already (a crash put it back) stays so, with the attempt and the time.
+        """
         ...
 
     async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
@@ -138,6 +145,10 @@ class WorkStore(Protocol):
 
     async def record_outcome(self, share_id: int, *, outcome: str) -> None:
         """Note what the latest send came to; nothing when the share is no longer in BROADCAST."""
+        ...
+
+    async def sent_reveal(self, share_id: int) -> SentReveal | None:
+        """The kept message of one share in BROADCAST, None when it is not there any more."""
         ...
 
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:

@@ -87,6 +87,9 @@ class SentReveal:
         last_sent_height: chain height at the latest send.
         last_endpoint: name of the endpoint of the latest send.
         last_outcome: what the latest send came to, None while unknown.
+        attempts: failures of the share counted so far.
+        due_ms: unix milliseconds at which the share was due.
+        first_try: nothing went wrong with the share before this message.
     """
 
     share_id: int
@@ -98,6 +101,9 @@ class SentReveal:
     last_sent_height: int | None
     last_endpoint: str | None
     last_outcome: str | None
+    attempts: int = 0
+    due_ms: int = 0
+    first_try: bool = True
 
 
 class ProposalLike(Protocol):

@@ -1,0 +1,205 @@
+"""Operations that take in what the chain tells: rounds, spent nullifiers, leaves; and the end of a round."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
+
+from helper.errors import StoreError
+from helper.share import ShareState
+from helper.store.failure import code_of
+from helper.store.records import ShareRow
+from helper.store.rows import RoundLike, Spent
+from helper.store.tx import Tx
+from helper.store.work import Move, move
+
+CURSOR: Final = "chain.cursor"
+LEAF_BYTES: Final = 32
+SUBTREE_BYTES: Final = 1023 * 32
+_LIVE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
+
+
+def save_rounds(tx: Tx, rounds: Sequence[RoundLike], now: float) -> None:
+    """Keep rounds as the chain tells them."""
+    for told in rounds:
+        proposals = [[proposal.id, list(proposal.options)] for proposal in told.proposals]
+        tx.run(
+            "save_round",
+            {
+                "round_no": tx.need_round(told.round_id).no,
+                "status": int(told.status),
+                "vote_end_time": told.vote_end_time,
+                "created_at_height": told.created_at_height,
+                "proposals": orjson.dumps(proposals).decode(),
+                "now": now,
+            },
+        )
+
+
+def mark(tx: Tx, name: str, round_id: bytes, now: float) -> None:
+    """Note that a round was closed or alerted (`mark_closed`, `mark_alerted`); the first time stands."""
+    key = tx.round_key(round_id)
+    if key is not None:
+        tx.run(name, {"round_no": key.no, "now": now})
+
+
+def set_meta(tx: Tx, key: str, value: str) -> None:
+    """Remember a text."""
+    tx.run("set_meta", (key, value))
+
+
+def add_spent(tx: Tx, spent: Sequence[Spent], at_ms: int) -> list[int]:
+    """Nullifiers that the chain has counted: any share of ours among them becomes a tombstone."""
+    confirmed: list[int] = []
+    for round_id, nullifier in spent:
+        key = tx.need_round(round_id)
+        tx.run("add_spent", (key.no, nullifier))
+        for found in tx.all("shares_of_nullifier", (nullifier,)):
+            row = ShareRow(*found)
+            if row.round_no == key.no and _is_its_own(tx, row, nullifier, at_ms):
+                _bury(tx, row)
+                confirmed.append(row.id)
+    return confirmed
+
+
+def _is_its_own(tx: Tx, row: ShareRow, nullifier: bytes, at_ms: int) -> bool:
+    """Whether a share that the index calls ours really has this nullifier; a row at odds with its index is damaged."""
+    if row.nullifier == nullifier and isinstance(row.mac, bytes) and len(row.mac) == 32:
+        return True
+    tx.set_aside(row, at_ms)
+    return False
+
+
+def _bury(tx: Tx, row: ShareRow) -> None:
+    """Put a tombstone in a share's place; the only way to SUBMITTED."""
+    if tx.run("bury", (row.round_no, row.mac)):
+        tx.count(row.round_no, ShareState.SUBMITTED, 1)
+    _delete(tx, row.id, row.round_no, row.state)
+
+
+def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> None:
+    # One row a statement: SQLite journals what a statement changes, and beyond 64 kB it does so in a file.
+    try:
+        tx.run("delete_share", (share_id,))
+    except sqlite3.DatabaseError as error:
+        if code_of(error) != sqlite3.SQLITE_CORRUPT:
+            raise
+        # A bit flipped in the row or in an index, so that they are at odds: made anew, they are not.
+        tx.conn.execute("REINDEX shares")
+        tx.run("delete_share", (share_id,))
+    if state in _LIVE:  # the column of a damaged row may say anything
+        tx.count(round_no, state, -1)
+    tx.erased = True
+
+
+def apply_block(tx: Tx, height: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
+    """Take in a block's nullifiers and move the cursor to it, never back."""
+    confirmed = add_spent(tx, spent, at_ms)
+    found = tx.one("get_meta", (CURSOR,))
+    if found is None or int(found[0]) < height:
+        tx.run("set_meta", (CURSOR, str(height)))
+    return confirmed
+
+
+# ---------------------------------------------------------------------- trees
+
+
+def save_leaves(tx: Tx, round_id: bytes, height: int, start: int, leaves: bytes) -> None:
+    """Append leaves to a round's tree; what is there already must be the same.
+
+    Raises:
+        StoreError: they contradict what is kept, leave a gap, or are not whole leaves.
+    """
+    if len(leaves) % LEAF_BYTES or start < 0:
+        raise StoreError("leaves of 32 bytes each were expected", advice="This is a fault of the helper: report it.")
+    if not leaves:
+        return
+    key = tx.need_round(round_id)
+    last = tx.one("last_leaves", (key.no,))
+    size = 0 if last is None else last[0] + last[2]
+    if start > size:
+        raise StoreError(f"leaves from {start} on, but only {size} are kept: some are missing")
+    stop = start + len(leaves) // LEAF_BYTES
+    known = min(stop, size) - start
+    if known and _kept(tx, key.no, start, start + known) != leaves[: known * LEAF_BYTES]:
+        raise StoreError(f"leaves from {start} on contradict those that are kept")
+    if stop > size:
+        tx.run("add_leaves", (key.no, size, height, leaves[known * LEAF_BYTES :]))
+
+
+def _kept(tx: Tx, round_no: int, start: int, stop: int) -> bytes:
+    """The leaves from `start` to `stop`, all of which are kept."""
+    rows = tx.all("leaves_between", {"round_no": round_no, "start": start, "stop": stop})
+    first = rows[0][0] if rows else start
+    whole = b"".join(row[1] for row in rows)
+    return whole[(start - first) * LEAF_BYTES : (stop - first) * LEAF_BYTES]
+
+
+def save_subtrees(tx: Tx, round_id: bytes, first_index: int, subtrees: bytes) -> None:
+    """Keep the inner nodes of complete subtrees, from one index on.
+
+    Raises:
+        StoreError: they are not whole subtrees.
+    """
+    if len(subtrees) % SUBTREE_BYTES:
+        raise StoreError("whole subtrees were expected", advice="This is a fault of the helper: report it.")
+    key = tx.need_round(round_id)
+    for n in range(len(subtrees) // SUBTREE_BYTES):
+        tx.run("add_subtree", (key.no, first_index + n, subtrees[n * SUBTREE_BYTES : (n + 1) * SUBTREE_BYTES]))
+
+
+def drop_tree(tx: Tx, round_id: bytes) -> None:
+    """Forget a round's leaves and subtrees."""
+    key = tx.round_key(round_id)
+    if key is not None:
+        tx.run("drop_leaves", (key.no,))
+        tx.run("drop_subtrees", (key.no,))
+
+
+# ---------------------------------------------------------------------- the end of a round
+
+
+def close_some(tx: Tx, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
+    """Fail some of a closed round's shares that are not confirmed; 0 when there are no more."""
+    key = tx.round_key(round_id)
+    if key is None:
+        return 0
+    params = {"round_no": key.no, "limit": limit}
+    ids = [row[0] for row in tx.all("round_waiting_sound", params)]
+    ids += [row[0] for row in tx.all("round_under_way_sound", params)]
+    sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
+    change = Move(sources, ShareState.FAILED, "closed", note, at_ms)
+    return sum(move(tx, share_id, change) is not None for share_id in ids)
+
+
+def purge_some(tx: Tx, round_id: bytes, limit: int) -> tuple[int, bool]:
+    """Erase some of what a round has.
+
+    Returns:
+        How many shares and tombstones went, and whether the round is gone altogether.
+    """
+    key = tx.round_key(round_id)
+    if key is None:
+        return 0, True
+    params = {"round_no": key.no, "limit": limit}
+    ids = [(row[0], ShareState.RECEIVED.value) for row in tx.all("round_waiting", params)]
+    ids += [(row[0], row[1]) for row in tx.all("round_not_waiting", params)]
+    for share_id, state in ids:
+        _delete(tx, share_id, key.no, state)
+    if ids:
+        return len(ids), False
+    buried = tx.run("purge_tombstones", params)
+    tx.count(key.no, ShareState.SUBMITTED, -buried)
+    tx.erased = True
+    if buried:
+        return buried, False
+    if tx.run("purge_spent", params):
+        return 0, False
+    tx.flush_counts()
+    for name in ("drop_leaves", "drop_subtrees", "purge_counters", "purge_round", "purge_round_key"):
+        tx.run(name, (key.no,))
+    tx.forget_rounds()
+    return 0, True

@@ -1,0 +1,147 @@
+"""Checkpoints, and with them erasure: of a deleted row nothing stays in the database, its WAL or the gaps of its pages.
+
+Only the writer thread checkpoints. The WAL is written back from time to time anyway, so that it stays small; after a
+deletion it is also truncated, within `ERASE_WITHIN` seconds, and the pages written since are scrubbed (see `scrub.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from helper.clock import Clock
+from helper.store.scrub import scrub_pages, wal_pages
+
+log = structlog.get_logger("helper.store")
+
+ERASE_WITHIN: Final = 1.0
+"""Seconds after a deletion in which erasure begins even when the writer is never idle."""
+RETRY_AFTER: Final = 0.05
+"""Seconds until the next try when a reader kept the WAL from being truncated."""
+CHANGES_PER_CHECKPOINT: Final = 2000
+"""Changed rows after which the WAL is written back."""
+PAGES_PER_SCRUB: Final = 4096
+"""Written pages after which gaps are scrubbed even when nothing was deleted, so that it never takes long."""
+
+
+class Eraser:
+    """Writes the WAL back and erases; belongs to the writer thread.
+
+    Args:
+        conn: the writing connection, outside a transaction when a method is called.
+        path: the database file.
+        clock: only its monotonic time is used.
+
+    Attributes:
+        erasures: how often everything deleted was erased.
+        gaps: how many gaps held stale bytes.
+    """
+
+    def __init__(self, conn: sqlite3.Connection, path: Path, clock: Clock) -> None:
+        self._conn = conn
+        self._clock = clock
+        self._wal = Path(f"{path}-wal")
+        # Closing any descriptor of the file would drop SQLite's own locks on it: this one stays open until
+        # every connection of the process is closed.
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._page_size = int(conn.execute("PRAGMA page_size").fetchone()[0])
+        self._written: set[int] = set()
+        self._last_changes = 0
+        self._since: float | None = None
+        self._retry_at = 0.0
+        self.erasures = 0
+        self.gaps = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something deleted may still be in the files."""
+        return self._since is not None
+
+    def note_deleted(self) -> None:
+        """Something was deleted by a transaction that is committed now."""
+        if self._since is None:
+            self._since = self._clock.monotonic()
+
+    def patience(self) -> float | None:
+        """Seconds that the writer may wait for work before it calls `tend` again, None for ever."""
+        return RETRY_AFTER if self.pending else None
+
+    def tend(self, *, idle: bool) -> None:
+        """Do what is due: after each commit, and when the writer waited in vain.
+
+        Args:
+            idle: nothing waits for the writer.
+        """
+        now = self._clock.monotonic()
+        if self._since is not None and now >= self._retry_at and (idle or now - self._since >= ERASE_WITHIN):
+            self._retry_at = 0.0 if self._checkpoint(truncate=True) else now + RETRY_AFTER
+        elif self._conn.total_changes - self._last_changes >= CHANGES_PER_CHECKPOINT:
+            self._checkpoint(truncate=False)
+
+    def erase_all(self) -> None:
+        """Erase now, and look through every page of the file: at the start after a crash, and at the end."""
+        count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
+        self._written.update(range(1, count + 1))
+        self._checkpoint(truncate=True)
+
+    def finish(self) -> None:
+        """Erase what is still to be erased, before the connection is closed."""
+        if self.pending or self._written or self._conn.total_changes != self._last_changes:
+            self._checkpoint(truncate=True)
+
+    def close(self) -> None:
+        """Let go of the file, after every connection of this process is closed."""
+        os.close(self._fd)
+
+    def _checkpoint(self, *, truncate: bool) -> bool:
+        """Write the WAL back; whether all that was wished is done."""
+        try:
+            return self._try_checkpoint(truncate=truncate)
+        except (sqlite3.Error, OSError) as error:
+            # A full or failing disk: commits report it to callers, and this is tried again.
+            log.warning("the write-ahead log could not be written back", error=str(error))
+            return False
+
+    def _try_checkpoint(self, *, truncate: bool) -> bool:
+        self._last_changes = self._conn.total_changes
+        _, frames, done = self._conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if frames > 0:
+            self._note_written(frames)
+        if done != frames:
+            return False  # a reader holds an older state; the rest follows when it is gone
+        if truncate or len(self._written) >= PAGES_PER_SCRUB:
+            self._scrub()
+        if truncate and not self._truncate():
+            return False
+        if truncate:
+            self._since = None
+            self.erasures += 1
+        return True
+
+    def _note_written(self, frames: int) -> None:
+        fd = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._written |= wal_pages(fd, frames, self._page_size)
+        finally:
+            os.close(fd)
+
+    def _scrub(self) -> None:
+        cleaned = scrub_pages(self._fd, self._written, self._page_size)
+        self._written.clear()
+        if cleaned:
+            # The connection's cache still holds these pages with their gaps: it must read them anew.
+            self._conn.execute("PRAGMA shrink_memory")
+            self.gaps += cleaned
+
+    def _truncate(self) -> bool:
+        """Empty the WAL without waiting for readers: the thread must not stand still."""
+        self._conn.execute("PRAGMA busy_timeout = 0")
+        try:
+            busy, _, _ = self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._conn.execute("PRAGMA busy_timeout = 5000")
+        return not busy

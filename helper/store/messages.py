@@ -1,0 +1,106 @@
+"""Operations on the messages of shares: keeping, sending, reading them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from helper.share import ShareState
+from helper.store.records import RevealRow, ShareRow, short
+from helper.store.rows import PreparedReveal, SentReveal
+from helper.store.tx import Tx
+from helper.store.work import Move, check_source, load, move
+
+
+def prepare(tx: Tx, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool:
+    """WITNESSED -> BROADCAST with its message."""
+    change = Move(
+        frozenset({ShareState.WITNESSED}),
+        ShareState.BROADCAST,
+        "broadcast",
+        f"proven with {prepared.circuit}, the message is kept",
+        at_ms,
+        proved_height=prepared.height,
+    )
+    row = load(tx, share_id, at_ms)
+    if row is None:
+        return False
+    check_source(row, change)
+    kept = RevealRow(
+        share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
+    ).sealed(tx.keys.rows)
+    # The message first: the schema lets no share be BROADCAST without one.
+    tx.run("add_reveal", (*kept[:6], kept.row_check))
+    return move(tx, share_id, change) is not None
+
+
+def mark_sending(tx: Tx, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:
+    """One send more, at this chain height, to this endpoint."""
+    kept = _reveal(tx, share_id, at_ms)
+    if kept is None:
+        return False
+    first = height if kept.first_sent_height is None else kept.first_sent_height
+    _write(
+        tx,
+        kept._replace(
+            sends=kept.sends + 1,
+            first_sent_height=first,
+            last_sent_height=max(first, height),
+            last_endpoint=short(endpoint),
+            last_outcome=None,
+        ),
+    )
+    return True
+
+
+def record_outcome(tx: Tx, share_id: int, at_ms: int, outcome: str) -> None:
+    """What the latest send came to."""
+    kept = _reveal(tx, share_id, at_ms)
+    if kept is not None:
+        _write(tx, kept._replace(last_outcome=short(outcome)))
+
+
+def read_sent(found: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
+    """The messages of rows as the query `unconfirmed` gives them, and the ids of those that are damaged.
+
+    Args:
+        found: the columns of a share with its round's id, those of its message (NULL when it has none), and the number
+            of lines in its history.
+        row_key: the key of the checks.
+    """
+    sound: list[SentReveal] = []
+    damaged: list[int] = []
+    width = len(ShareRow._fields)
+    for columns in found:
+        share, kept = ShareRow(*columns[:width]), RevealRow(*columns[width:-1])
+        if share.is_sound(row_key) and kept.is_sound(row_key):
+            sound.append(kept.sent(share, first_try=columns[-1] == 1))
+        else:
+            damaged.append(share.id)
+    return sound, damaged
+
+
+def set_aside(tx: Tx, share_ids: Iterable[int], at_ms: int) -> None:
+    """Look again at shares that a reader found damaged, and set them aside."""
+    for share_id in share_ids:
+        _reveal(tx, share_id, at_ms)
+
+
+def _reveal(tx: Tx, share_id: int, at_ms: int) -> RevealRow | None:
+    """A sound message of a share in BROADCAST; with a damaged one the whole share is set aside."""
+    row = load(tx, share_id, at_ms)
+    if row is None or row.state != ShareState.BROADCAST:
+        return None
+    found = tx.one("reveal", (share_id,))
+    if found is not None:
+        kept = RevealRow(*found)
+        if kept.is_sound(tx.keys.rows):
+            return kept
+    tx.set_aside(row, at_ms)
+    return None
+
+
+def _write(tx: Tx, kept: RevealRow) -> None:
+    kept = kept.sealed(tx.keys.rows)
+    names = ("share_id", "sends", "first_sent_height", "last_sent_height", "last_endpoint", "last_outcome", "row_check")
+    tx.run("change_reveal", {name: getattr(kept, name) for name in names})

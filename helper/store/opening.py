@@ -1,0 +1,225 @@
+"""Making and opening the database file: its lock, its modes, and everything that refuses a start."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from helper.clock import Clock
+from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.store.erasure import Eraser
+from helper.store.failure import translate
+from helper.store.queries import migrations, queries
+from helper.store.tx import Keys, Tx
+
+APPLICATION_ID: Final = 0x73564F54
+"""What the header of our files says: "sVOT"."""
+BUSY_SECONDS: Final = 5.0
+_MAGIC: Final = b"SQLite format 3\x00"
+_CLEAN: Final = b"clean\n"
+_OPEN: Final = b"open\n"
+
+
+class FileLock:
+    """The lock that one daemon holds on a database, in a file beside it.
+
+    The file also says whether the last daemon ended in order, and so whether erasure was finished.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._path = Path(f"{database}.lock")
+        self._fd = -1
+
+    def take(self) -> bool:
+        """Take the lock or raise at once; whether the last holder ended in order (or there was none).
+
+        Raises:
+            StoreLocked: another daemon holds it.
+        """
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
+            raise StoreLocked(f"another daemon has this database open: {self._path} is locked") from None
+        return os.pread(self._fd, 16, 0) != _OPEN
+
+    def say_open(self) -> None:
+        """From now on, an end without `release(clean=True)` is a crash."""
+        self._write(_OPEN)
+
+    def release(self, *, clean: bool) -> None:
+        """Give the lock up; the file stays, as deleting it would let two daemons lock two files."""
+        if clean:
+            with suppress(OSError):  # a full disk: the next start then looks through the whole file
+                self._write(_CLEAN)
+        self._close()
+
+    def _write(self, text: bytes) -> None:
+        os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+@dataclass(slots=True)
+class Opened:
+    """An open database: what operations work with, what erases, and the lock."""
+
+    tx: Tx
+    eraser: Eraser
+    lock: FileLock
+
+    def close(self) -> None:
+        """Erase what is left to erase, and let go of everything."""
+        clean = False
+        try:
+            self.eraser.finish()
+            clean = not self.eraser.pending
+            self.tx.conn.close()
+        finally:
+            self.eraser.close()
+            self.lock.release(clean=clean)
+
+
+def open_database(path: Path, clock: Clock) -> Opened:
+    """Open the file for writing, or make it; called on the thread that will write.
+
+    Raises:
+        StoreLocked: another daemon has it open.
+        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreCorrupt: it is damaged.
+        StoreError: it can not be opened.
+    """
+    lock = FileLock(path)
+    try:
+        clean = lock.take()
+        try:
+            return _open_locked(path, clock, lock, clean=clean)
+        except BaseException:
+            lock.release(clean=False)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"{path} can not be opened: {error.strerror}",
+            advice="Make the directory of [helper] db_path, and let the service's user write in it.",
+        ) from error
+    except sqlite3.Error as error:
+        raise translate(error) from error
+
+
+def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Opened:
+    _prepare_file(path)
+    conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
+    try:
+        _examine(conn, path)
+        _set_up(conn)
+        _migrate(conn)
+        keys = _keys(conn)
+        next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
+        eraser = Eraser(conn, path, clock)
+    except BaseException:
+        conn.close()
+        raise
+    lock.say_open()
+    if not clean:
+        eraser.erase_all()
+    return Opened(Tx(conn, keys, next_id), eraser, lock)
+
+
+def _prepare_file(path: Path) -> None:
+    """Make the file with mode 0600 from its first moment, or look at what is there before SQLite does."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    if not path.is_file():
+        raise StoreForeign(f"{path} is not a file")
+    with path.open("rb") as file:
+        head = file.read(len(_MAGIC))
+    if head not in (b"", _MAGIC):
+        raise StoreForeign(f"{path} is not a database")
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(FileNotFoundError):
+            if name.stat().st_mode & 0o077:
+                name.chmod(0o600)
+
+
+def _examine(conn: sqlite3.Connection, path: Path) -> None:
+    """Refuse another program's file, a newer version's, and a damaged one; nothing is written."""
+    application = _pragma(conn, "application_id")
+    version = _pragma(conn, "user_version")
+    empty = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+    if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
+        raise StoreForeign(f"{path} is a database of another program")
+    if version > len(migrations()):
+        raise StoreForeign(
+            f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})",
+            advice="Start the version that wrote it, or a newer one; or give this one a db_path of its own.",
+        )
+    problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
+    if problems != ["ok"]:
+        raise StoreCorrupt(f"{path} is damaged: {'; '.join(problems)}")
+
+
+def _set_up(conn: sqlite3.Connection) -> None:
+    mode = conn.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreError(
+            "the database can not use a write-ahead log",
+            advice="Put the database on a local disk: network file systems do not carry it.",
+        )
+    conn.execute("PRAGMA synchronous = FULL")
+    conn.execute("PRAGMA secure_delete = ON")
+    conn.execute("PRAGMA temp_store = MEMORY")
+    conn.execute("PRAGMA foreign_keys = ON")
+    conn.execute("PRAGMA trusted_schema = OFF")
+    conn.execute("PRAGMA cell_size_check = ON")
+    conn.execute("PRAGMA cache_size = -32000")
+    # Checkpoints are the eraser's: it must know which pages were written back.
+    conn.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _migrate(conn: sqlite3.Connection) -> None:
+    """Bring the schema up to date, all in one transaction."""
+    version = _pragma(conn, "user_version")
+    if version == len(migrations()):
+        return
+    steps = "\n".join(migrations()[version:])
+    try:
+        conn.executescript(
+            f"BEGIN IMMEDIATE; {steps}\n"
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {len(migrations())}; COMMIT;"
+        )
+    except sqlite3.Error:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        raise
+
+
+def _keys(conn: sqlite3.Connection) -> Keys:
+    """The database's own keys, made with the file."""
+    found = []
+    for name in ("key.rows", "key.order"):
+        row = conn.execute(queries()["get_meta"], (name,)).fetchone()
+        if row is None:
+            row = (secrets.token_hex(32),)
+            conn.execute(queries()["set_meta"], (name, row[0]))
+        try:
+            key = bytes.fromhex(row[0])
+        except ValueError:
+            key = b""
+        if len(key) != 32:
+            raise StoreCorrupt(f"the database is damaged: {name} is not a key")
+        found.append(key)
+    return Keys(*found)
+
+
+def _pragma(conn: sqlite3.Connection, name: str) -> int:
+    return int(conn.execute(f"PRAGMA {name}").fetchone()[0])

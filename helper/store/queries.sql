@@ -1,0 +1,257 @@
+-- Every statement that the store runs, by name. Times and limits are parameters. `:name` is bound by name.
+
+-- ---------------------------------------------------------------- rounds and small facts
+
+-- name: round_key
+SELECT no, mac_key FROM round_keys WHERE round_id = ?;
+
+-- name: add_round_key
+INSERT INTO round_keys (round_id, mac_key) VALUES (?, ?) RETURNING no;
+
+-- name: save_round
+INSERT INTO rounds (round_no, status, vote_end_time, created_at_height, proposals, seen_at)
+VALUES (:round_no, :status, :vote_end_time, :created_at_height, :proposals, :now)
+ON CONFLICT (round_no) DO UPDATE SET
+  status = excluded.status, vote_end_time = excluded.vote_end_time,
+  created_at_height = excluded.created_at_height, proposals = excluded.proposals,
+  seen_at = excluded.seen_at;
+
+-- name: rounds
+SELECT k.round_id, r.status, r.vote_end_time, r.created_at_height, r.proposals, r.closed_at, r.alerted_at
+FROM rounds r JOIN round_keys k ON k.no = r.round_no
+ORDER BY r.created_at_height, r.round_no;
+
+-- name: mark_closed
+UPDATE rounds SET closed_at = :now WHERE round_no = :round_no AND closed_at IS NULL;
+
+-- name: mark_alerted
+UPDATE rounds SET alerted_at = :now WHERE round_no = :round_no AND alerted_at IS NULL;
+
+-- name: get_meta
+SELECT value FROM meta WHERE key = ?;
+
+-- name: set_meta
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: add_count
+INSERT INTO counters (round_no, state, n) VALUES (?, ?, ?)
+ON CONFLICT (round_no, state) DO UPDATE SET n = n + excluded.n;
+
+-- name: counts
+SELECT k.round_id, c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no WHERE c.n > 0;
+
+-- name: round_counts
+SELECT c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no
+WHERE k.round_id = ? AND c.state <> 2 AND c.n > 0;
+
+-- ---------------------------------------------------------------- shares: taking in
+
+-- name: last_share_id
+SELECT coalesce(max(id), 0) FROM shares;
+
+-- name: is_buried
+SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
+
+-- name: is_live
+SELECT 1 FROM shares WHERE mac = ?;
+
+-- name: is_spent
+SELECT 1 FROM spent WHERE round_no = ? AND nullifier = ?;
+
+-- name: add_share
+INSERT INTO shares (
+  id, round_no, mac, share_index, proposal_id, vote_decision, tree_position, submit_at, shares_hash, share_comms,
+  primary_blind, c1, c2, nullifier, received_ms, rank, state, due_ms, attempts, crashes, proved_height, stage, note,
+  row_check
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- ---------------------------------------------------------------- shares: working
+
+-- name: share_by_id
+SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
+
+-- name: due_shares
+SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
+WHERE s.round_no = :round_no AND s.state = 0 AND s.due_ms <= :now_ms
+  AND s.id NOT IN (SELECT share_id FROM damaged)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- name: next_due
+SELECT due_ms FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = ?) AND state = 0
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms LIMIT 1;
+
+-- name: change_share
+UPDATE shares SET
+  state = :state, due_ms = :due_ms, attempts = :attempts, crashes = :crashes, proved_height = :proved_height,
+  stage = :stage, note = :note, row_check = :row_check
+WHERE id = :id AND state = :was;
+
+-- name: share_state
+SELECT state FROM shares WHERE id = ?;
+
+-- name: is_set_aside
+SELECT 1 FROM damaged WHERE share_id = ?;
+
+-- name: set_aside
+INSERT INTO damaged (share_id, found_ms) VALUES (?, ?) ON CONFLICT (share_id) DO NOTHING;
+
+-- name: shares_in_state
+SELECT id FROM shares
+WHERE state = :state AND state <> 0 AND id > :after AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT :limit;
+
+-- name: round_waiting
+SELECT id FROM shares WHERE round_no = :round_no AND state = 0 LIMIT :limit;
+
+-- name: round_waiting_sound
+SELECT id FROM shares
+WHERE round_no = :round_no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) LIMIT :limit;
+
+-- name: round_under_way_sound
+SELECT id FROM shares
+WHERE state <> 0 AND state IN (1, 4) AND round_no = :round_no AND id NOT IN (SELECT share_id FROM damaged)
+LIMIT :limit;
+
+-- name: round_not_waiting
+SELECT id, state FROM shares WHERE state <> 0 AND state IN (1, 3, 4) AND round_no = :round_no LIMIT :limit;
+
+-- name: delete_share
+DELETE FROM shares WHERE id = ?;
+
+-- name: add_history
+INSERT INTO history (share_id, n, at_ms, stage, note, counted)
+VALUES (:id, (SELECT coalesce(max(n), 0) + 1 FROM history WHERE share_id = :id), :at_ms, :stage, :note, :counted)
+RETURNING n;
+
+-- name: trim_history
+DELETE FROM history WHERE share_id = ? AND n <= ? AND counted = 0;
+
+-- ---------------------------------------------------------------- reveals
+
+-- name: add_reveal
+INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)
+VALUES (?, ?, ?, ?, ?, ?, 0, ?);
+
+-- name: reveal
+SELECT * FROM reveals WHERE share_id = ?;
+
+-- name: change_reveal
+UPDATE reveals SET
+  sends = :sends, first_sent_height = :first_sent_height, last_sent_height = :last_sent_height,
+  last_endpoint = :last_endpoint, last_outcome = :last_outcome, row_check = :row_check
+WHERE share_id = :share_id;
+
+-- name: drop_reveal
+DELETE FROM reveals WHERE share_id = ?;
+
+-- name: unconfirmed
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id)
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
+WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
+ORDER BY s.id LIMIT :limit;
+
+-- name: sent_reveal
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id)
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
+WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
+
+-- ---------------------------------------------------------------- the chain's word
+
+-- name: add_spent
+INSERT INTO spent (round_no, nullifier) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: shares_of_nullifier
+SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
+WHERE s.nullifier = ? ORDER BY s.id;
+
+-- name: bury
+INSERT INTO tombstones (round_no, mac) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: last_leaves
+SELECT start_index, height, length(leaves) / 32 FROM tree_leaves
+WHERE round_no = ? ORDER BY start_index DESC LIMIT 1;
+
+-- name: leaves_between
+SELECT start_index, leaves FROM tree_leaves
+WHERE round_no = :round_no AND start_index < :stop AND start_index + length(leaves) / 32 > :start
+ORDER BY start_index;
+
+-- name: add_leaves
+INSERT INTO tree_leaves (round_no, start_index, height, leaves) VALUES (?, ?, ?, ?);
+
+-- name: load_leaves
+SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
+WHERE k.round_id = ? ORDER BY l.start_index;
+
+-- name: add_subtree
+INSERT INTO tree_subtrees (round_no, idx, nodes) VALUES (?, ?, ?)
+ON CONFLICT (round_no, idx) DO UPDATE SET nodes = excluded.nodes WHERE nodes <> excluded.nodes;
+
+-- name: load_subtrees
+SELECT t.idx, t.nodes FROM tree_subtrees t JOIN round_keys k ON k.no = t.round_no
+WHERE k.round_id = ? ORDER BY t.idx;
+
+-- name: drop_leaves
+DELETE FROM tree_leaves WHERE round_no = ?;
+
+-- name: drop_subtrees
+DELETE FROM tree_subtrees WHERE round_no = ?;
+
+-- ---------------------------------------------------------------- the purge
+
+-- name: purge_tombstones
+DELETE FROM tombstones WHERE round_no = :round_no AND mac IN (
+  SELECT mac FROM tombstones WHERE round_no = :round_no LIMIT :limit);
+
+-- name: purge_spent
+DELETE FROM spent WHERE round_no = :round_no AND nullifier IN (
+  SELECT nullifier FROM spent WHERE round_no = :round_no LIMIT :limit);
+
+-- name: purge_counters
+DELETE FROM counters WHERE round_no = ?;
+
+-- name: purge_round
+DELETE FROM rounds WHERE round_no = ?;
+
+-- name: purge_round_key
+DELETE FROM round_keys WHERE no = ?;
+
+-- ---------------------------------------------------------------- operators
+
+-- name: list_waiting
+SELECT s.mac, :round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s
+WHERE s.round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND s.state = 0
+  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- name: list_under_way
+SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
+  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- name: all_round_ids
+SELECT round_id FROM round_keys ORDER BY no;
+
+-- name: shares_by_prefix
+SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.id, s.received_ms, r.vote_end_time
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
+WHERE s.mac BETWEEN ? AND ? LIMIT 2;
+
+-- name: history
+SELECT at_ms, stage, note, counted FROM history WHERE share_id = ? ORDER BY n;
+
+-- name: reveal_facts
+SELECT tx_hash, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
+FROM reveals WHERE share_id = ?;
+
+-- name: damaged
+SELECT s.mac, k.round_id, s.state FROM damaged d JOIN shares s ON s.id = d.share_id
+LEFT JOIN round_keys k ON k.no = s.round_no ORDER BY d.share_id;

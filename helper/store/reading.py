@@ -1,0 +1,228 @@
+"""Reading beside the writer: connections that can neither write nor checkpoint, and what operators see.
+
+Each query is one statement, read to its end at once: no read transaction stays open, so the WAL can be truncated.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiosqlite
+
+from helper.errors import StoreError, StoreForeign
+from helper.share import ShareState
+from helper.store.failure import code_of, translate
+from helper.store.opening import APPLICATION_ID
+from helper.store.queries import migrations, queries
+from helper.store.records import Column, share_ref
+from helper.store.rows import MIN_REF_CHARS, DamagedShare, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from helper.store.tx import Params
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Fetch = Callable[[str, Params], Awaitable[list[Row]]]
+"""Runs a named query and gives all its rows."""
+
+_FOR_EVER: Final = 2**62
+_MAC_CHARS: Final = 64
+_CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+class Reader:
+    """One connection that only reads, with its own thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._conn: aiosqlite.Connection | None = None
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            StoreError: the file can not be read.
+        """
+        try:
+            try:
+                self._conn = await _connect(self._path, "mode=ro")
+            except sqlite3.OperationalError as error:
+                # In a directory that may not be written, SQLite can not share the WAL: without one, none is needed.
+                if code_of(error) not in _CANNOT_OPEN or _has_wal(self._path):
+                    raise
+                self._conn = await _connect(self._path, "mode=ro&immutable=1")
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    async def close(self) -> None:
+        """Disconnect, and end the thread."""
+        if self._conn is not None:
+            conn, self._conn = self._conn, None
+            await conn.close()
+
+    async def fetch(self, name: str, params: Params = ()) -> list[Row]:
+        """All rows of a named query.
+
+        Raises:
+            StoreError: the file can not be read.
+        """
+        return await self.run(queries()[name], params)
+
+    async def run(self, sql: str, params: Params = ()) -> list[Row]:
+        """All rows of a statement that only reads."""
+        if self._conn is None:
+            raise StoreError("the database is not open", advice="Start the helper again.")
+        try:
+            rows: Iterable[Any] = await self._conn.execute_fetchall(sql, params)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        return list(rows)
+
+
+async def _connect(path: Path, options: str) -> aiosqlite.Connection:
+    conn = await aiosqlite.connect(f"{path.resolve().as_uri()}?{options}", uri=True, isolation_level=None)
+    try:
+        await conn.execute_fetchall("PRAGMA query_only = ON")
+        await conn.execute_fetchall("PRAGMA temp_store = MEMORY")
+        await conn.execute_fetchall("SELECT count(*) FROM sqlite_schema")
+    except BaseException:
+        await conn.close()
+        raise
+    return conn
+
+
+def _has_wal(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"{path}-wal").stat().st_size > 0
+    return False
+
+
+class ReadOnlyQueue:
+    """The operators' view of a database file, without the daemon; each call opens the file anew and changes nothing.
+
+    Every method may raise `StoreError`, and `StoreForeign` for a file that is not of this version of the helper.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        """Shares by round and state; SUBMITTED counts tombstones."""
+        return await self._with(counts)
+
+    async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
+        """The first `limit` live shares that match, by time due."""
+        return await self._with(lambda fetch: list_shares(fetch, query, limit))
+
+    async def show(self, share_ref: str) -> QueueStory | None:
+        """The whole story of one live share, None when none or more than one has this name."""
+        return await self._with(lambda fetch: show(fetch, share_ref))
+
+    async def damaged(self) -> list[DamagedShare]:
+        """The rows that were set aside."""
+        return await self._with(damaged)
+
+    async def _with(self, ask: Callable[[Fetch], Awaitable[T]]) -> T:
+        reader = Reader(self._path)
+        await reader.open()
+        try:
+            ((application,),) = await reader.run("PRAGMA application_id")
+            ((version,),) = await reader.run("PRAGMA user_version")
+            if (application, version) != (APPLICATION_ID, len(migrations())):
+                raise StoreForeign(f"{self._path} is not a database of this version of the helper")
+            return await ask(reader.fetch)
+        finally:
+            await reader.close()
+
+
+# ---------------------------------------------------------------------- what operators see
+
+
+async def counts(fetch: Fetch) -> dict[bytes, dict[ShareState, int]]:
+    """Shares by round and state."""
+    found: dict[bytes, dict[ShareState, int]] = {}
+    for round_id, state, number in await fetch("counts", ()):
+        found.setdefault(round_id, {})[ShareState(state)] = number
+    return found
+
+
+async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
+    """The first shares that match, by time due."""
+    wanted: dict[str, Column] = {
+        "due_before_ms": _FOR_EVER if query.due_before_ms is None else query.due_before_ms,
+        "stage": query.stage,
+        "limit": limit,
+    }
+    states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
+    rows: list[Row] = []
+    if ShareState.RECEIVED in states:
+        rounds = [(query.round_id,)] if query.round_id is not None else await fetch("all_round_ids", ())
+        for (round_id,) in rounds:
+            rows += await fetch("list_waiting", {**wanted, "round_id": round_id})
+    for state in sorted(states - {ShareState.RECEIVED}):
+        rows += await fetch("list_under_way", {**wanted, "round_id": query.round_id, "state": state.value})
+    entries = [_entry(row) for row in rows]
+    return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
+
+
+async def show(fetch: Fetch, ref: str) -> QueueStory | None:
+    """One share's whole story."""
+    prefix = ref.lower()
+    if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):
+        return None
+    bounds = (bytes.fromhex(prefix.ljust(_MAC_CHARS, "0")), bytes.fromhex(prefix.ljust(_MAC_CHARS, "f")))
+    rows = await fetch("shares_by_prefix", bounds)
+    if len(rows) != 1:
+        return None
+    share_id, received_ms, vote_end_time = rows[0][-3:]
+    history = tuple(
+        HistoryEntry(at_ms, stage, note, bool(counted))
+        for at_ms, stage, note, counted in await fetch("history", (share_id,))
+    )
+    entry = _entry(rows[0])
+    facts = await fetch("reveal_facts", (share_id,)) if entry.state is ShareState.BROADCAST else []
+    tx_hash, anchor_height, circuit, sends, first, last, endpoint, outcome = (
+        facts[0] if facts else (None, None, None, 0, None, None, None, None)
+    )
+    return QueueStory(
+        entry=entry,
+        received_ms=received_ms,
+        vote_end_time=vote_end_time,
+        history=(HistoryEntry(received_ms, "accepted", "", counted=False), *history),
+        attempts_by_stage=dict(Counter(line.stage for line in history if line.counted)),
+        tx_hash=tx_hash,
+        anchor_height=anchor_height,
+        circuit=circuit,
+        sends=sends,
+        first_sent_height=first,
+        last_sent_height=last,
+        last_endpoint=endpoint,
+        last_outcome=outcome,
+    )
+
+
+async def damaged(fetch: Fetch) -> list[DamagedShare]:
+    """The rows that were set aside."""
+    return [
+        DamagedShare(share_ref(mac), b"" if round_id is None else round_id, state)
+        for mac, round_id, state in await fetch("damaged", ())
+    ]
+
+
+def _entry(row: Row) -> QueueEntry:
+    mac, round_id, state, submit_at, due_ms, attempts, crashes, stage, note, set_aside = row[:10]
+    return QueueEntry(
+        ref=share_ref(mac),
+        round_id=round_id,
+        state=ShareState(state),
+        submit_at=submit_at,
+        due_ms=due_ms,
+        attempts=attempts,
+        crashes=crashes,
+        stage=stage,
+        note=note,
+        damaged=bool(set_aside),
+    )

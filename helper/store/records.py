@@ -1,0 +1,186 @@
+"""Rows as SQLite holds them, with the keyed check that tells whether their bytes are those that were written. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import NamedTuple
+
+from helper.share import Share, ShareState
+from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal
+
+Column = int | str | bytes | float | None
+"""What a column may hold."""
+
+CHECK_BYTES = 8
+MAX_NOTE = 400
+_HEAD = struct.Struct(">cq")
+
+
+def canonical(values: Iterable[Column]) -> bytes:
+    """One byte string for a row of columns; no two rows share it.
+
+    Raises:
+        TypeError: a column has a type that is never written.
+    """
+    parts: list[bytes] = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(_HEAD.pack(b"i", value))
+        elif isinstance(value, bytes):
+            parts += (_HEAD.pack(b"b", len(value)), value)
+        elif value is None:
+            parts.append(b"n")
+        elif isinstance(value, str):
+            text = value.encode("utf-8", "surrogatepass")
+            parts += (_HEAD.pack(b"s", len(text)), text)
+        else:
+            raise TypeError(f"a {type(value).__name__} in a row")
+    return b"".join(parts)
+
+
+def row_check(key: bytes, values: Iterable[Column]) -> bytes:
+    """The 8 bytes that stand at the end of a row: keyed BLAKE2b over its other columns."""
+    return blake2b(canonical(values), digest_size=CHECK_BYTES, key=key, person=b"svote-row").digest()
+
+
+def short(text: str, limit: int = MAX_NOTE) -> str:
+    """A note or a name, cut to what its column holds."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class ShareRow(NamedTuple):
+    """A live share: its round's id, then the columns of `shares` in their order."""
+
+    round_id: bytes
+    id: int
+    round_no: int
+    mac: bytes
+    share_index: int
+    proposal_id: int
+    vote_decision: int
+    tree_position: int
+    submit_at: int
+    shares_hash: bytes
+    share_comms: bytes
+    primary_blind: bytes
+    c1: bytes
+    c2: bytes
+    nullifier: bytes
+    received_ms: int
+    rank: int
+    state: int
+    due_ms: int
+    attempts: int
+    crashes: int
+    proved_height: int | None
+    stage: str
+    note: str
+    row_check: bytes = b""
+
+    def sealed(self, key: bytes) -> ShareRow:
+        """The same row with the check that belongs to it."""
+        return self._replace(row_check=row_check(key, self[:-1]))
+
+    def is_sound(self, key: bytes) -> bool:
+        """Whether the row is as it was written."""
+        return _is_sound(key, self)
+
+    def columns(self) -> tuple[Column, ...]:
+        """The values for the columns of `shares`."""
+        return self[1:]
+
+    def share(self) -> Share:
+        """What the wallet posted."""
+        return Share(
+            round_id=self.round_id,
+            share_index=self.share_index,
+            proposal_id=self.proposal_id,
+            vote_decision=self.vote_decision,
+            tree_position=self.tree_position,
+            submit_at=self.submit_at,
+            shares_hash=self.shares_hash,
+            share_comms=self.share_comms,
+            primary_blind=self.primary_blind,
+            c1=self.c1,
+            c2=self.c2,
+        )
+
+    def queued(self) -> QueuedShare:
+        """The row as the processor gets it."""
+        return QueuedShare(
+            id=self.id,
+            share=self.share(),
+            nullifier=self.nullifier,
+            state=ShareState(self.state),
+            due_ms=self.due_ms,
+            attempts=self.attempts,
+            crashes=self.crashes,
+            proved_height=self.proved_height,
+        )
+
+    def damaged(self) -> DamagedShare:
+        """The row as operators get it when it is set aside; any column may be wrong, so nothing is trusted."""
+        mac, round_id, state = self.mac, self.round_id, self.state
+        return DamagedShare(
+            ref=share_ref(mac) if isinstance(mac, bytes) else "",
+            round_id=round_id if isinstance(round_id, bytes) else b"",
+            state=state if isinstance(state, int) else -1,
+        )
+
+
+class RevealRow(NamedTuple):
+    """A kept message: the columns of `reveals` in their order."""
+
+    share_id: int
+    message: bytes
+    tx_hash: bytes
+    anchor_height: int
+    circuit: str
+    height: int
+    sends: int = 0
+    first_sent_height: int | None = None
+    last_sent_height: int | None = None
+    last_endpoint: str | None = None
+    last_outcome: str | None = None
+    row_check: bytes = b""
+
+    def sealed(self, key: bytes) -> RevealRow:
+        """The same row with the check that belongs to it."""
+        return self._replace(row_check=row_check(key, self[:-1]))
+
+    def is_sound(self, key: bytes) -> bool:
+        """Whether the row is as it was written."""
+        return _is_sound(key, self)
+
+    def sent(self, share: ShareRow, *, first_try: bool) -> SentReveal:
+        """The row as the broadcaster gets it."""
+        return SentReveal(
+            share_id=self.share_id,
+            round_id=share.round_id,
+            nullifier=share.nullifier,
+            prepared=PreparedReveal(self.message, self.tx_hash, self.anchor_height, self.circuit, self.height),
+            sends=self.sends,
+            first_sent_height=self.first_sent_height,
+            last_sent_height=self.last_sent_height,
+            last_endpoint=self.last_endpoint,
+            last_outcome=self.last_outcome,
+            attempts=share.attempts,
+            due_ms=share.due_ms,
+            first_try=first_try,
+        )
+
+
+def _is_sound(key: bytes, row: ShareRow | RevealRow) -> bool:
+    kept = row.row_check
+    try:
+        return isinstance(kept, bytes) and compare_digest(kept, row_check(key, row[:-1]))
+    except (TypeError, struct.error):
+        return False  # a column of a type or size that is never written
+
+
+def share_ref(mac: bytes) -> str:
+    """A share's name for operators: the first 12 hex characters of its mac."""
+    return mac.hex()[:12]

@@ -1,0 +1,159 @@
+-- The whole schema as it stands after all migrations. Nothing runs this file: it is what one reads, and a test holds
+-- the migrations to it.
+
+-- Small facts: the cursor, the chain's id, the keys of this database (hex).
+CREATE TABLE meta (
+  key   TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Every round that anything here belongs to: a short number for it, and the key of its shares' macs.
+CREATE TABLE round_keys (
+  no       INTEGER PRIMARY KEY,
+  round_id BLOB NOT NULL UNIQUE CHECK (length(round_id) = 32),
+  mac_key  BLOB NOT NULL CHECK (length(mac_key) = 32)
+) STRICT;
+
+-- Rounds as the chain last told them (at `seen_at`). Times are unix seconds.
+CREATE TABLE rounds (
+  round_no          INTEGER PRIMARY KEY REFERENCES round_keys (no),
+  status            INTEGER NOT NULL CHECK (status BETWEEN 0 AND 255),
+  vote_end_time     INTEGER NOT NULL CHECK (vote_end_time >= 0),
+  created_at_height INTEGER NOT NULL CHECK (created_at_height >= 0),
+  proposals         TEXT NOT NULL CHECK (length(proposals) >= 2),
+  seen_at           REAL NOT NULL,
+  closed_at         REAL,
+  alerted_at        REAL
+) STRICT;
+
+-- Live shares. A confirmed one is no row here but a tombstone: state 2 cannot be written. The round is no foreign key:
+-- that would need an index over all rows, and the check of the row covers it.
+CREATE TABLE shares (
+  id            INTEGER PRIMARY KEY,
+  round_no      INTEGER NOT NULL,
+  mac           BLOB NOT NULL UNIQUE CHECK (length(mac) = 32),
+  share_index   INTEGER NOT NULL CHECK (share_index BETWEEN 0 AND 15),
+  proposal_id   INTEGER NOT NULL CHECK (proposal_id BETWEEN 1 AND 4294967295),
+  vote_decision INTEGER NOT NULL CHECK (vote_decision BETWEEN 0 AND 255),
+  tree_position INTEGER NOT NULL CHECK (tree_position BETWEEN 0 AND 16777215),
+  submit_at     INTEGER NOT NULL CHECK (submit_at >= 0),
+  shares_hash   BLOB NOT NULL CHECK (length(shares_hash) = 32),
+  share_comms   BLOB NOT NULL CHECK (length(share_comms) = 512),
+  primary_blind BLOB NOT NULL CHECK (length(primary_blind) = 32),
+  c1            BLOB NOT NULL CHECK (length(c1) = 32),
+  c2            BLOB NOT NULL CHECK (length(c2) = 32),
+  nullifier     BLOB NOT NULL CHECK (length(nullifier) = 32),
+  received_ms   INTEGER NOT NULL CHECK (received_ms >= 0),
+  rank          INTEGER NOT NULL CHECK (rank >= 0),
+  state         INTEGER NOT NULL CHECK (state IN (0, 1, 3, 4)),
+  due_ms        INTEGER NOT NULL CHECK (due_ms >= 0),
+  attempts      INTEGER NOT NULL CHECK (attempts >= 0),
+  crashes       INTEGER NOT NULL CHECK (crashes >= 0),
+  proved_height INTEGER CHECK (proved_height >= 0),
+  stage         TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
+  note          TEXT NOT NULL CHECK (length(note) <= 400),
+  -- Keyed BLAKE2b over all the others and the round's id: a row whose bytes changed on disk is never acted on.
+  row_check     BLOB NOT NULL CHECK (length(row_check) = 8)
+) STRICT;
+
+CREATE INDEX shares_due ON shares (round_no, due_ms, rank) WHERE state = 0;
+CREATE INDEX shares_under_way ON shares (state, id, round_no) WHERE state <> 0;
+CREATE INDEX shares_nullifier ON shares (nullifier);
+
+-- A share begins as received.
+CREATE TRIGGER shares_begin BEFORE INSERT ON shares
+WHEN NEW.state <> 0
+BEGIN
+  SELECT RAISE (ABORT, 'a share begins as received');
+END;
+
+-- The legal moves among live states; the way to submitted is to leave this table.
+CREATE TRIGGER shares_move BEFORE UPDATE OF state ON shares
+WHEN NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN (
+  VALUES (0, 1), (0, 3), (1, 0), (1, 3), (1, 4), (3, 0), (4, 0), (4, 3)
+)
+BEGIN
+  SELECT RAISE (ABORT, 'not a legal move');
+END;
+
+-- What may have been sent is on disk first.
+CREATE TRIGGER shares_message BEFORE UPDATE OF state ON shares
+WHEN NEW.state = 4 AND NOT EXISTS (SELECT 1 FROM reveals WHERE share_id = NEW.id)
+BEGIN
+  SELECT RAISE (ABORT, 'no message is kept for this share');
+END;
+
+-- The message of a share that may have been sent.
+CREATE TABLE reveals (
+  share_id          INTEGER PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
+  message           BLOB NOT NULL CHECK (length(message) BETWEEN 1 AND 65536),
+  tx_hash           BLOB NOT NULL CHECK (length(tx_hash) = 32),
+  anchor_height     INTEGER NOT NULL CHECK (anchor_height >= 0),
+  circuit           TEXT NOT NULL CHECK (length(circuit) BETWEEN 1 AND 16),
+  height            INTEGER NOT NULL CHECK (height >= 0),
+  sends             INTEGER NOT NULL CHECK (sends >= 0),
+  first_sent_height INTEGER CHECK (first_sent_height >= 0),
+  last_sent_height  INTEGER CHECK (last_sent_height >= first_sent_height),
+  last_endpoint     TEXT CHECK (length(last_endpoint) <= 400),
+  last_outcome      TEXT CHECK (length(last_outcome) <= 400),
+  row_check         BLOB NOT NULL CHECK (length(row_check) = 8),
+  CHECK ((sends = 0) = (first_sent_height IS NULL)),
+  CHECK ((sends = 0) = (last_sent_height IS NULL))
+) STRICT;
+
+-- What happened to a live share, for operators; its acceptance is in its row.
+CREATE TABLE history (
+  share_id INTEGER NOT NULL REFERENCES shares (id) ON DELETE CASCADE,
+  n        INTEGER NOT NULL,
+  at_ms    INTEGER NOT NULL,
+  stage    TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
+  note     TEXT NOT NULL CHECK (length(note) <= 400),
+  counted  INTEGER NOT NULL CHECK (counted IN (0, 1)),
+  PRIMARY KEY (share_id, n)
+) STRICT, WITHOUT ROWID;
+
+-- Shares whose row failed its check: left as they are, and never worked on.
+CREATE TABLE damaged (
+  share_id INTEGER PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
+  found_ms INTEGER NOT NULL
+) STRICT;
+
+-- All that is left of a confirmed share: enough to know it again. Ordered by mac, so not by time.
+CREATE TABLE tombstones (
+  round_no INTEGER NOT NULL REFERENCES round_keys (no),
+  mac      BLOB NOT NULL CHECK (length(mac) = 32),
+  state    INTEGER NOT NULL DEFAULT 2 CHECK (state = 2),
+  PRIMARY KEY (round_no, mac)
+) STRICT, WITHOUT ROWID;
+
+-- How many shares stand where, kept in step in the same transactions.
+CREATE TABLE counters (
+  round_no INTEGER NOT NULL REFERENCES round_keys (no),
+  state    INTEGER NOT NULL CHECK (state BETWEEN 0 AND 4),
+  n        INTEGER NOT NULL,
+  PRIMARY KEY (round_no, state)
+) STRICT, WITHOUT ROWID;
+
+-- Every nullifier that the chain has counted, whoever revealed it; ours are not marked.
+CREATE TABLE spent (
+  round_no  INTEGER NOT NULL REFERENCES round_keys (no),
+  nullifier BLOB NOT NULL CHECK (length(nullifier) = 32),
+  PRIMARY KEY (round_no, nullifier)
+) STRICT, WITHOUT ROWID;
+
+-- The leaves that a block appended to a round's tree.
+CREATE TABLE tree_leaves (
+  round_no    INTEGER NOT NULL REFERENCES round_keys (no),
+  start_index INTEGER NOT NULL CHECK (start_index >= 0),
+  height      INTEGER NOT NULL CHECK (height >= 0),
+  leaves      BLOB NOT NULL CHECK (length(leaves) > 0 AND length(leaves) % 32 = 0),
+  PRIMARY KEY (round_no, start_index)
+) STRICT;
+
+-- Inner nodes of complete subtrees of 1024 leaves, so that a restart hashes little.
+CREATE TABLE tree_subtrees (
+  round_no INTEGER NOT NULL REFERENCES round_keys (no),
+  idx      INTEGER NOT NULL CHECK (idx >= 0),
+  nodes    BLOB NOT NULL CHECK (length(nodes) = 32736),
+  PRIMARY KEY (round_no, idx)
+) STRICT;

@@ -1,0 +1,98 @@
+"""The store that ships: one SQLite file, one thread that writes, one connection that reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from helper.clock import Clock, SystemClock
+from helper.share import ShareState
+from helper.store import reading, work
+from helper.store.reading import Reader
+from helper.store.rows import DamagedShare, QueueEntry, QueueFilter, QueueStory
+from helper.store.sqlite_chain import SqliteChain
+from helper.store.sqlite_work import SqliteWork
+from helper.store.writer import Writer, WriterStats
+
+log = structlog.get_logger("helper.store")
+
+RECOVERED_AT_ONCE: Final = 200
+
+
+def report_damaged(share: DamagedShare) -> None:
+    """Name a row that was set aside in the log."""
+    log.error("a share's row is damaged on disk and was set aside", share=share.ref, state=share.state)
+
+
+class SqliteStore(SqliteWork, SqliteChain):
+    """All of `helper.store.base.Store` on one SQLite file.
+
+    Args:
+        path: the database; made with mode 0600 when it is not there.
+        clock: gives the times of history and of erasure.
+        on_damaged: called on the event loop with each row that failed its check and was set aside.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        on_damaged: Callable[[DamagedShare], None] = report_damaged,
+    ) -> None:
+        self._clock = SystemClock() if clock is None else clock
+        self._writer = Writer(path, self._clock, on_damaged)
+        self._reader = Reader(path)
+
+    async def open(self) -> None:
+        """Make or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
+        await self._writer.start()
+        try:
+            await self._reader.open()
+        except BaseException:
+            await self._writer.stop()
+            raise
+
+    async def close(self) -> None:
+        """Finish what was handed in, erase what is to be erased, and let go of the file."""
+        # The reader first: closing the writer's descriptors would drop the reader's locks.
+        await self._reader.close()
+        await self._writer.stop()
+
+    async def recover(self) -> int:
+        """On start: every WITNESSED share back to RECEIVED at its own time."""
+        total = 0
+        while some := await self._writer.run(partial(work.recover_some, at_ms=self._now_ms(), limit=RECOVERED_AT_ONCE)):
+            total += some
+        return total
+
+    async def erased(self) -> None:
+        """Wait until everything deleted before this call is gone from the files."""
+        await self._writer.run(lambda _tx: None, after_erasure=True)
+
+    @property
+    def stats(self) -> WriterStats:
+        """What the writer has done since the start."""
+        return self._writer.stats
+
+    # ------------------------------------------------------------------ operators
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        """Shares by round and state; SUBMITTED counts tombstones."""
+        return await reading.counts(self._reader.fetch)
+
+    async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
+        """The first `limit` live shares that match, by time due."""
+        return await reading.list_shares(self._reader.fetch, query, limit)
+
+    async def show(self, share_ref: str) -> QueueStory | None:
+        """The whole story of one live share, None when none or more than one has this name."""
+        return await reading.show(self._reader.fetch, share_ref)
+
+    async def damaged(self) -> list[DamagedShare]:
+        """The rows that were set aside."""
+        return await reading.damaged(self._reader.fetch)

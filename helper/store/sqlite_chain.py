@@ -1,0 +1,128 @@
+"""The part of the SQLite store that follows the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import orjson
+
+from helper.share import ShareState
+from helper.store import chainfacts
+from helper.store.chainfacts import LEAF_BYTES
+from helper.store.rows import RoundLike, Spent, StoredRound
+from helper.store.sqlite_base import SqlitePart
+
+CLOSED_AT_ONCE: Final = 200
+"""Shares that one operation fails or erases, so that others need not wait long."""
+
+
+class SqliteChain(SqlitePart):
+    """`ChainStore`; what each method means is told there."""
+
+    async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
+        """Keep the rounds as the chain tells them."""
+        await self._writer.run(partial(chainfacts.save_rounds, rounds=tuple(rounds), now=now))
+
+    async def rounds(self) -> list[StoredRound]:
+        """All rounds kept, by age on the chain."""
+        return [
+            StoredRound(
+                round_id=round_id,
+                status=status,
+                vote_end_time=end,
+                created_at_height=height,
+                proposals=tuple((number, tuple(options)) for number, options in orjson.loads(proposals)),
+                closed_at=closed_at,
+                alerted_at=alerted_at,
+            )
+            for round_id, status, end, height, proposals, closed_at, alerted_at in await self._reader.fetch("rounds")
+        ]
+
+    async def mark_closed(self, round_id: bytes, now: float) -> None:
+        """Note that the chain has closed the round; the first time stands."""
+        await self._writer.run(partial(chainfacts.mark, name="mark_closed", round_id=round_id, now=now))
+
+    async def mark_alerted(self, round_id: bytes, now: float) -> None:
+        """Note that unsubmitted shares of the round were reported; the first time stands."""
+        await self._writer.run(partial(chainfacts.mark, name="mark_alerted", round_id=round_id, now=now))
+
+    async def close_unspent(self, round_id: bytes, *, note: str) -> int:
+        """Fail all shares of a closed round that are not confirmed."""
+        total = 0
+        while True:
+            op = partial(
+                chainfacts.close_some, round_id=round_id, note=note, at_ms=self._now_ms(), limit=CLOSED_AT_ONCE
+            )
+            closed = await self._writer.run(op)
+            if not closed:
+                return total
+            total += closed
+
+    async def unsubmitted(self, round_id: bytes) -> dict[ShareState, int]:
+        """Shares of the round that are not confirmed, by state."""
+        return {ShareState(state): n for state, n in await self._reader.fetch("round_counts", (round_id,))}
+
+    async def purge(self, round_id: bytes) -> int:
+        """Erase everything of a closed round."""
+        total, gone = 0, False
+        while not gone:
+            op = partial(chainfacts.purge_some, round_id=round_id, limit=CLOSED_AT_ONCE)
+            erased, gone = await self._writer.run(op)
+            total += erased
+        return total
+
+    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        """Take in a block: nullifiers become spent, our shares among them tombstones, the cursor moves."""
+        op = partial(chainfacts.apply_block, height=height, spent=tuple(spent), at_ms=int(now * 1000))
+        return await self._writer.run(op)
+
+    async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
+        """The same without moving the cursor."""
+        return await self._writer.run(partial(chainfacts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
+
+    async def cursor(self) -> int | None:
+        """Height of the last block taken in."""
+        found = await self.get_meta(chainfacts.CURSOR)
+        return None if found is None else int(found)
+
+    async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
+        """Keep the leaves that one block appended to a round's tree."""
+        op = partial(chainfacts.save_leaves, round_id=round_id, height=height, start=start_index, leaves=leaves)
+        await self._writer.run(op)
+
+    async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
+        """All leaves of a round's tree up to the first gap, and the height of the last block among them."""
+        whole: list[bytes] = []
+        size = last = 0
+        for start, height, leaves in await self._reader.fetch("load_leaves", (round_id,)):
+            if start != size:
+                break
+            whole.append(leaves)
+            size += len(leaves) // LEAF_BYTES
+            last = height
+        return b"".join(whole), last
+
+    async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
+        """Keep inner nodes of complete subtrees, from one index on."""
+        op = partial(chainfacts.save_subtrees, round_id=round_id, first_index=first_index, subtrees=subtrees)
+        await self._writer.run(op)
+
+    async def load_subtrees(self, round_id: bytes) -> bytes:
+        """Inner nodes of the subtrees up to the first that is missing."""
+        found = await self._reader.fetch("load_subtrees", (round_id,))
+        return b"".join(nodes for n, (index, nodes) in enumerate(found) if n == index)
+
+    async def drop_tree(self, round_id: bytes) -> None:
+        """Forget the leaves and subtrees of a round."""
+        await self._writer.run(partial(chainfacts.drop_tree, round_id=round_id))
+
+    async def get_meta(self, key: str) -> str | None:
+        """A remembered text."""
+        found = await self._reader.fetch("get_meta", (key,))
+        return str(found[0][0]) if found else None
+
+    async def set_meta(self, key: str, value: str) -> None:
+        """Remember a text."""
+        await self._writer.run(partial(chainfacts.set_meta, key=key, value=value))

@@ -1,0 +1,272 @@
+"""The one thread that writes: many operations, one transaction, one fsync, then every caller is told.
+
+An operation is a function of a `Tx`. All that wait when the thread is free run in one transaction; what is handed in
+while its commit runs makes the next one. An operation that raises before it has written anything fails alone. One that
+raises after it has written undoes the transaction, and all of the batch run again, each in a transaction of its own:
+that is rare, and saves a savepoint for every other operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from helper.clock import Clock
+from helper.errors import StoreError
+from helper.store.failure import is_environment, translate
+from helper.store.opening import Opened, open_database
+from helper.store.rows import DamagedShare
+from helper.store.tx import Keys, Tx
+
+log = structlog.get_logger("helper.store")
+
+T = TypeVar("T")
+
+MAX_BATCH: Final = 512
+"""Operations of one transaction, so that the first of them does not wait long."""
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """What the thread has done since it was opened: transactions, operations in them, failed transactions."""
+
+    commits: int = 0
+    operations: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    op: Callable[[Tx], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    after_erasure: bool
+    value: Any = None
+    error: BaseException | None = None
+
+
+class _BatchFailedError(Exception):
+    """The transaction was rolled back; nothing of it was kept."""
+
+    def __init__(self, cause: Exception, *, shared: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.shared = shared
+
+
+class Writer:
+    """The writing thread of one database.
+
+    Args:
+        path: the database file.
+        clock: measures how long erasure was put off.
+        on_damaged: called on the event loop with each row that was set aside.
+    """
+
+    def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
+        self._path = path
+        self._clock = clock
+        self._on_damaged = on_damaged
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._held: list[_Job] = []
+        self._stopped: asyncio.Future[None] | None = None
+        self._opened: Opened | None = None
+        self.stats = WriterStats()
+
+    async def start(self) -> None:
+        """Open the database on a new thread; raises what `open_database` raises."""
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[None] = loop.create_future()
+        self._stopped = loop.create_future()
+        self._thread = threading.Thread(
+            target=self._main, args=(loop, started, self._stopped), name="store-writer", daemon=True
+        )
+        self._thread.start()
+        try:
+            await started
+        except BaseException:
+            self._thread = None
+            raise
+
+    async def stop(self) -> None:
+        """Finish what was handed in, erase what is to be erased, close the file."""
+        if self._thread is None or self._stopped is None:
+            return
+        self._thread = None
+        self._jobs.put(None)
+        await self._stopped
+
+    async def run(self, op: Callable[[Tx], T], *, after_erasure: bool = False) -> T:
+        """Run an operation; returns when it is on disk, or (`after_erasure`) when all deleted is erased too.
+
+        The operation goes on to its end when the caller is cancelled.
+
+        Raises:
+            StoreError: nothing of it was kept.
+        """
+        if self._thread is None:
+            raise StoreError("the database is not open", advice="Start the helper again.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put(_Job(op, loop, future, after_erasure))
+        return await future
+
+    @property
+    def keys(self) -> Keys:
+        """The database's own keys, while it is open."""
+        if self._opened is None:
+            raise StoreError("the database is not open", advice="Start the helper again.")
+        return self._opened.tx.keys
+
+    @property
+    def erasures(self) -> int:
+        """How often everything deleted was erased from the files."""
+        return 0 if self._opened is None else self._opened.eraser.erasures
+
+    # ------------------------------------------------------------------ the thread
+
+    def _main(
+        self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], stopped: asyncio.Future[None]
+    ) -> None:
+        try:
+            opened = self._opened = open_database(self._path, self._clock)
+        except Exception as error:
+            _tell(loop, _settle, started, error)
+            return
+        _tell(loop, _settle, started, None)
+        failure: Exception | None = None
+        try:
+            self._serve(opened)
+        finally:
+            try:
+                opened.close()
+            except (sqlite3.Error, OSError) as error:
+                failure = StoreError(f"the database could not be closed: {error}")
+            self._release_held(opened)
+            _tell(loop, _settle, stopped, failure)
+
+    def _serve(self, opened: Opened) -> None:
+        going = True
+        while going:
+            batch, going = self._collect(opened.eraser.patience())
+            if batch:
+                self._work(opened, batch)
+            opened.eraser.tend(idle=self._jobs.empty())
+            if self._held and not opened.eraser.pending:
+                self._release_held(opened)
+
+    def _collect(self, patience: float | None) -> tuple[list[_Job], bool]:
+        """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
+        batch: list[_Job] = []
+        with suppress(queue.Empty):
+            job = self._jobs.get(timeout=patience)
+            while job is not None:
+                batch.append(job)
+                if len(batch) == MAX_BATCH:
+                    return batch, True
+                job = self._jobs.get_nowait()
+            return batch, False
+        return batch, True
+
+    def _work(self, opened: Opened, batch: list[_Job]) -> None:
+        try:
+            self._commit(opened, batch)
+        except _BatchFailedError as failed:
+            if failed.shared or len(batch) == 1:
+                for job in batch:
+                    job.value, job.error = None, translate(failed.cause)
+            else:
+                for job in batch:
+                    self._work(opened, [job])
+                return
+        self._deliver(opened, batch)
+
+    def _commit(self, opened: Opened, batch: list[_Job]) -> None:
+        tx = opened.tx
+        conn = tx.conn
+        try:
+            conn.execute("BEGIN IMMEDIATE")
+            for job in batch:
+                before = conn.total_changes
+                try:
+                    job.value = job.op(tx)
+                except Exception as error:
+                    if is_environment(error) or not conn.in_transaction or conn.total_changes != before:
+                        raise
+                    job.error = translate(error)
+            tx.flush_counts()
+            conn.execute("COMMIT")
+        except Exception as error:
+            self.stats.failures += 1
+            if conn.in_transaction:
+                with suppress(sqlite3.Error):
+                    conn.execute("ROLLBACK")
+            tx.rolled_back()
+            for job in batch:
+                job.error = None
+            raise _BatchFailedError(error, shared=is_environment(error)) from error
+        self.stats.commits += 1
+        self.stats.operations += len(batch)
+
+    def _deliver(self, opened: Opened, batch: list[_Job]) -> None:
+        if opened.tx.erased:
+            opened.tx.erased = False
+            opened.eraser.note_deleted()
+        if opened.tx.found:
+            found, opened.tx.found = opened.tx.found, []
+            _tell(batch[0].loop, self._report, found)
+        pending = opened.eraser.pending
+        self._held += [job for job in batch if job.after_erasure and pending]
+        _resolve(job for job in batch if not (job.after_erasure and pending))
+
+    def _release_held(self, opened: Opened) -> None:
+        held, self._held = self._held, []
+        if opened.eraser.pending:
+            for job in held:
+                job.error = StoreError("the database was closed before everything deleted was erased")
+        _resolve(held)
+
+    def _report(self, found: list[DamagedShare]) -> None:
+        for share in found:
+            self._on_damaged(share)
+
+
+def _resolve(jobs: Iterable[_Job]) -> None:
+    """Tell callers, with one wake-up a loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, mine in by_loop.items():
+        _tell(loop, _settle_all, mine)
+
+
+def _settle_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        if not job.future.done():
+            if job.error is None:
+                job.future.set_result(job.value)
+            else:
+                job.future.set_exception(job.error)
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if not future.done():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(callback, *args)
