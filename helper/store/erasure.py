@@ -77,7 +77,8 @@ class Eraser:
             idle: nothing waits for the writer.
         """
         now = self._clock.monotonic()
-        if self._since is not None and now >= self._retry_at and (idle or now - self._since >= ERASE_WITHIN):
+        late = self._since is not None and now - self._since >= ERASE_WITHIN and now >= self._retry_at
+        if self._since is not None and (idle or late):
             self._retry_at = 0.0 if self._checkpoint(truncate=True) else now + RETRY_AFTER
         elif self._conn.total_changes - self._last_changes >= CHANGES_PER_CHECKPOINT:
             self._checkpoint(truncate=False)

@@ -49,6 +49,11 @@ WHERE k.round_id = ? AND c.state <> 2 AND c.n > 0;
 -- name: last_share_id
 SELECT coalesce(max(id), 0) FROM shares;
 
+-- name: is_taken
+SELECT 1 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = :mac)
+  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = :round_no AND mac = :mac)
+  OR EXISTS (SELECT 1 FROM spent WHERE round_no = :round_no AND nullifier = :nullifier);
+
 -- name: is_buried
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from functools import cache
 from hashlib import blake2b
 from hmac import compare_digest
+from types import NoneType
 from typing import NamedTuple
 
 from helper.share import Share, ShareState
@@ -16,34 +17,40 @@ Column = int | str | bytes | float | None
 
 CHECK_BYTES = 8
 MAX_NOTE = 400
-_HEAD = struct.Struct(">cq")
+_LETTERS = {int: b"i", bytes: b"b", str: b"s", NoneType: b"n"}
 
 
-def canonical(values: Iterable[Column]) -> bytes:
-    """One byte string for a row of columns; no two rows share it.
+@cache
+def _shape(kinds: tuple[type, ...]) -> bytes:
+    """One letter a column, and how many there are.
 
     Raises:
         TypeError: a column has a type that is never written.
     """
-    parts: list[bytes] = []
-    for value in values:
-        if isinstance(value, int):
-            parts.append(_HEAD.pack(b"i", value))
-        elif isinstance(value, bytes):
-            parts += (_HEAD.pack(b"b", len(value)), value)
-        elif value is None:
-            parts.append(b"n")
-        elif isinstance(value, str):
-            text = value.encode("utf-8", "surrogatepass")
-            parts += (_HEAD.pack(b"s", len(text)), text)
-        else:
-            raise TypeError(f"a {type(value).__name__} in a row")
-    return b"".join(parts)
+    try:
+        return b"%d:" % len(kinds) + b"".join(_LETTERS[kind] for kind in kinds)
+    except KeyError as error:
+        raise TypeError(f"a {error.args[0].__name__} in a row") from None
 
 
-def row_check(key: bytes, values: Iterable[Column]) -> bytes:
+def canonical(row: tuple[Column, ...]) -> bytes:
+    """One byte string for a row of columns: their types, all integers, all lengths, all texts. No two rows share it.
+
+    Raises:
+        TypeError: a column has a type that is never written.
+        struct.error: an integer is beyond 64 bits.
+    """
+    numbers = [value for value in row if type(value) is int]
+    texts = [value for value in row if type(value) is bytes]
+    texts += [value.encode("utf-8", "surrogatepass") for value in row if type(value) is str]
+    lengths = map(len, texts)
+    packed = struct.pack(f">{len(numbers) + len(texts)}q", *numbers, *lengths)
+    return b"".join((_shape(tuple(map(type, row))), packed, *texts))
+
+
+def row_check(key: bytes, row: tuple[Column, ...]) -> bytes:
     """The 8 bytes that stand at the end of a row: keyed BLAKE2b over its other columns."""
-    return blake2b(canonical(values), digest_size=CHECK_BYTES, key=key, person=b"svote-row").digest()
+    return blake2b(canonical(row), digest_size=CHECK_BYTES, key=key, person=b"svote-row").digest()
 
 
 def short(text: str, limit: int = MAX_NOTE) -> str:

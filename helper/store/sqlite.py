@@ -25,7 +25,11 @@ RECOVERED_AT_ONCE: Final = 200
 
 def report_damaged(share: DamagedShare) -> None:
     """Name a row that was set aside in the log."""
-    log.error("a share's row is damaged on disk and was set aside", share=share.ref, state=share.state)
+    log.error(
+        "a share's row is damaged on disk and was set aside",
+        key=share.ref,
+        advice="Its round's other helpers may still reveal it; restore a backup to have it revealed here.",
+    )
 
 
 class SqliteStore(SqliteWork, SqliteChain):

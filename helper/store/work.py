@@ -52,11 +52,7 @@ def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
     """Keep a share, unless its key is known or its nullifier is spent."""
     key = tx.need_round(share.round_id)
     mac = key.mac(share.key)
-    if (
-        tx.one("is_live", (mac,)) is not None
-        or tx.one("is_buried", (key.no, mac)) is not None
-        or tx.one("is_spent", (key.no, nullifier)) is not None
-    ):
+    if tx.one("is_taken", {"round_no": key.no, "mac": mac, "nullifier": nullifier}) is not None:
         return Enqueued.DUPLICATE
     row = ShareRow(
         round_id=share.round_id,

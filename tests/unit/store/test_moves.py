@@ -1,0 +1,264 @@
+"""Every legal move works, every other is refused, by the code and by the schema; and the documents say the same."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from helper.errors import StoreError
+from helper.share import TRANSITIONS, ShareState
+from helper.store import SqliteStore
+from helper.store.queries import schema
+from helper.store.rows import QueueFilter
+from tests.unit.store.parts import NOW, ROUND, claim, hands_on, posted, put, reveal, rows
+
+LATER = int(NOW + 50) * 1000
+LIVE = [state for state in ShareState if state is not ShareState.SUBMITTED]
+Act = Callable[[SqliteStore], Awaitable[object]]
+
+MOVES: dict[str, tuple[Act, set[ShareState], ShareState]] = {
+    "put_back": (
+        lambda store: store.put_back(1, due_ms=LATER, stage="tree", note="no root yet"),
+        {ShareState.WITNESSED, ShareState.BROADCAST},
+        ShareState.RECEIVED,
+    ),
+    "record_crash": (
+        lambda store: store.record_crash(1, due_ms=LATER, note="killed"),
+        {ShareState.WITNESSED},
+        ShareState.RECEIVED,
+    ),
+    "retry": (
+        lambda store: store.retry(1, due_ms=LATER, stage="proof", note="failed"),
+        {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
+        ShareState.RECEIVED,
+    ),
+    "fail": (
+        lambda store: store.fail(1, stage="proof", note="for good", spend_attempt=True),
+        {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
+        ShareState.FAILED,
+    ),
+    "requeue": (lambda store: store.requeue(1, note="asked for"), {ShareState.FAILED}, ShareState.RECEIVED),
+    "prepare": (lambda store: store.prepare(1, reveal(1)), {ShareState.WITNESSED}, ShareState.BROADCAST),
+}
+
+
+async def bring_to(store: SqliteStore, state: ShareState) -> None:
+    """Share 1, in this state."""
+    await put(store, 1)
+    if state is ShareState.FAILED:
+        await store.fail(1, stage="proof", note="no", spend_attempt=False)
+    elif state is not ShareState.RECEIVED:
+        await claim(store)
+    if state is ShareState.BROADCAST:
+        await store.prepare(1, reveal(1))
+
+
+async def state_of(store: SqliteStore) -> ShareState:
+    (entry,) = await store.list_shares(QueueFilter(), 10)
+    return entry.state
+
+
+@pytest.mark.parametrize(("name", "state"), list(product(MOVES, LIVE)))
+async def test_a_move_is_made_from_its_sources_and_refused_from_all_others(
+    store: SqliteStore, name: str, state: ShareState
+) -> None:
+    act, legal, target = MOVES[name]
+    await bring_to(store, state)
+
+    if state in legal:
+        assert await act(store)
+        assert await state_of(store) is target
+        assert await store.counts() == {ROUND: {target: 1}}
+    else:
+        with pytest.raises(StoreError, match=f"{state.name} can not become {target.name}"):
+            await act(store)
+        assert await state_of(store) is state
+        assert await store.counts() == {ROUND: {state: 1}}
+
+
+@pytest.mark.parametrize("name", MOVES)
+async def test_a_confirmed_share_is_no_error_and_is_not_touched(store: SqliteStore, name: str) -> None:
+    await bring_to(store, ShareState.WITNESSED)
+    await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
+
+    assert not await MOVES[name][0](store)
+
+    assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
+
+
+@pytest.mark.rule("R12")
+@pytest.mark.parametrize("state", LIVE)
+async def test_a_spent_nullifier_is_success_from_every_state(store: SqliteStore, state: ShareState) -> None:
+    await bring_to(store, state)
+
+    assert await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW) == [1]
+
+    assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await claim(store) == []
+    assert await store.unconfirmed() == []
+
+
+def test_the_moves_of_the_code_are_the_table() -> None:
+    made: dict[ShareState, set[ShareState]] = {state: set() for state in ShareState}
+    for _, legal, target in MOVES.values():
+        for state in legal - {target}:
+            made[state].add(target)
+    made[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
+    for state in LIVE:
+        made[state].add(ShareState.SUBMITTED)  # apply_block
+
+    assert made == {state: set(targets) for state, targets in TRANSITIONS.items()}
+
+
+@pytest.mark.parametrize(("was", "becomes"), list(product(LIVE, ShareState)))
+async def test_the_schema_knows_the_same_moves(
+    store: SqliteStore, path: Path, was: ShareState, becomes: ShareState
+) -> None:
+    await bring_to(store, was)
+    await store.close()
+
+    with hands_on(path) as conn:
+        if becomes is ShareState.BROADCAST and was is not ShareState.BROADCAST:
+            conn.execute(
+                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)"
+                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, zeroblob(8))"
+            )
+        change = "UPDATE shares SET state = ? WHERE id = 1"
+        if becomes is was or (becomes in TRANSITIONS[was] and becomes is not ShareState.SUBMITTED):
+            conn.execute(change, (becomes.value,))
+        else:
+            with pytest.raises(sqlite3.IntegrityError):
+                conn.execute(change, (becomes.value,))
+
+
+async def test_the_schema_lets_no_share_be_sent_without_a_message_on_disk(store: SqliteStore, path: Path) -> None:
+    await bring_to(store, ShareState.WITNESSED)
+    await store.close()
+
+    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError, match="no message"):
+        conn.execute("UPDATE shares SET state = 4 WHERE id = 1")
+
+
+async def test_the_schema_lets_a_share_begin_as_received_only(store: SqliteStore, path: Path) -> None:
+    await bring_to(store, ShareState.RECEIVED)
+    await store.close()
+
+    with hands_on(path) as conn:
+        columns = [row[1] for row in conn.execute("PRAGMA table_info(shares)")]
+        for state in (1, 3, 4):
+            chosen = ", ".join(
+                {"id": "2", "mac": "zeroblob(32)", "state": str(state)}.get(name, name) for name in columns
+            )
+            with pytest.raises(sqlite3.IntegrityError, match="begins as received"):
+                conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
+
+
+def test_the_schema_and_the_document_name_the_table() -> None:
+    live = re.search(r"NEW\.state\) NOT IN \(\s*VALUES ([^;]*?)\n\)", schema())
+    assert live is not None
+    pairs = {(int(a), int(b)) for a, b in re.findall(r"\((\d), (\d)\)", live[1])}
+    assert pairs == {(a.value, b.value) for a, to in TRANSITIONS.items() for b in to if b is not ShareState.SUBMITTED}
+
+    text = (Path(__file__).parents[3] / "docs" / "state_machine.md").read_text()
+    told = {
+        (was, becomes)
+        for was, targets in re.findall(r"^\| `(\w+)` \(\d\) \| ([^|]*) \|", text, re.MULTILINE)
+        for becomes in re.findall(r"`(\w+)`", targets)
+    }
+    codes = dict(re.findall(r"^\| `(\w+)` \((\d)\) \|", text, re.MULTILINE))
+    assert told == {(a.name.lower(), b.name.lower()) for a, to in TRANSITIONS.items() for b in to}
+    assert codes == {state.name.lower(): str(state.value) for state in ShareState}
+
+
+@pytest.mark.rule("R11")
+async def test_attempts_are_counted_across_restarts_and_outages_cost_none(store: SqliteStore, path: Path) -> None:
+    await put(store, 1)
+    for attempt in range(1, 4):
+        (queued,) = await claim(store, now=NOW + 100)
+        await store.put_back(queued.id, stage="outage", note="no node")
+        (queued,) = await claim(store, now=NOW + 100)
+        assert queued.attempts == attempt - 1
+        assert await store.retry(queued.id, due_ms=LATER, stage="proof", note=f"failure {attempt}") == attempt
+        assert await claim(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
+    await store.close()
+
+    again = SqliteStore(path)
+    await again.open()
+    (queued,) = await claim(again, now=NOW + 50)
+    assert queued.attempts == 3
+    await again.close()
+
+
+async def test_two_crashes_are_counted_apart_from_attempts(store: SqliteStore) -> None:
+    await put(store, 1)
+    for crashes in (1, 2):
+        (queued,) = await claim(store)
+        assert await store.record_crash(queued.id, due_ms=queued.due_ms, note="out of memory") == crashes
+    (queued,) = await claim(store)
+    assert (queued.attempts, queued.crashes) == (0, 2)
+
+
+@pytest.mark.rule("R9", "R6")
+async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_stay(
+    store: SqliteStore, path: Path
+) -> None:
+    await put(store, 1, submit_at=int(NOW) + 3)
+    await put(store, 2)
+    first, second = await claim(store)
+    await store.prepare(first.id, reveal(2))
+    await store.close()
+
+    again = SqliteStore(path)
+    await again.open()
+    assert await again.recover() == 1
+    assert await again.recover() == 0
+    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
+    assert await again.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
+    (sent,) = await again.unconfirmed()
+    assert sent.prepared == reveal(2)
+    await again.close()
+
+
+async def test_release_puts_back_what_is_in_hand_and_leaves_all_else(store: SqliteStore) -> None:
+    await bring_to(store, ShareState.WITNESSED)
+
+    assert await store.release(1)
+    assert await state_of(store) is ShareState.RECEIVED
+    assert not await store.release(1)
+    assert not await store.release(99)
+
+
+@pytest.mark.rule("R15")
+async def test_a_failed_share_keeps_its_witness_and_its_reason_and_can_be_asked_for_again(
+    store: SqliteStore, path: Path
+) -> None:
+    await bring_to(store, ShareState.WITNESSED)
+    await store.fail(1, stage="broadcast", note="invalid field", spend_attempt=True)
+
+    (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
+    assert (entry.stage, entry.note, entry.attempts) == ("broadcast", "invalid field", 1)
+    assert rows(path, "SELECT primary_blind FROM shares") == [(posted(1).share.primary_blind,)]
+
+    assert await store.requeue(1, note="by the operator")
+    (queued,) = await claim(store)
+    assert queued.share == posted(1).share
+    assert queued.attempts == 0
+
+
+async def test_a_message_of_old_is_gone_when_its_share_is_proven_anew(store: SqliteStore, path: Path) -> None:
+    await bring_to(store, ShareState.BROADCAST)
+    await store.put_back(1, stage="broadcast", note="not counted")
+    assert rows(path, "SELECT * FROM reveals") == []
+
+    (queued,) = await claim(store)
+    assert queued.proved_height == reveal(1).height
+    assert await store.prepare(1, reveal(2))
+    (sent,) = await store.unconfirmed()
+    assert sent.prepared == reveal(2)
+    assert sent.sends == 0
+    assert not sent.first_try
