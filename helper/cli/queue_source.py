@@ -6,6 +6,7 @@ Both give the same JSON, but for `source` and for what only a running daemon kno
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +32,11 @@ class DaemonError(HelperError):
     advice = "Look into the daemon's log."
 
 
-def ask(socket: Path, database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """One answer: of the daemon on `socket`, or where nobody answers there, of the file.
+def ask(socket_path: Path, database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """One answer: of the daemon on `socket_path`, or where nobody answers there, of the file.
 
     Args:
-        socket: the control socket.
+        socket_path: the control socket.
         database: the daemon's database.
         path: `/queue`, `/queue/REF` or `/stats`.
         query: as the daemon's API takes it.
@@ -46,31 +47,39 @@ def ask(socket: Path, database: Path, path: str, query: Mapping[str, str]) -> di
         PermissionError: the socket or the file is another user's.
         HelperError: the daemon or the file could not answer.
     """
-    answer = _ask_daemon(socket, path, query)
+    answer = _ask_daemon(socket_path, path, query)
     if answer is not None:
         return answer
     if not database.exists():
-        raise NotThereError(f"no daemon answers on {socket}, and there is no database {database}")
+        raise NotThereError(f"no daemon answers on {socket_path}, and there is no database {database}")
     if not os.access(database, os.R_OK):
         raise PermissionError(f"{database} may not be read by this user")
     return anyio.run(_ask_file, database, path, query)
 
 
-def _ask_daemon(socket: Path, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
+def _ask_daemon(socket_path: Path, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
     """The daemon's answer, None when nobody answers."""
-    if not socket.exists():
+    if not _somebody_listens(socket_path):
         return None
-    if not os.access(socket, os.W_OK):
-        raise PermissionError(f"{socket} may not be used by this user")
-    transport = httpx.HTTPTransport(uds=str(socket))
+    transport = httpx.HTTPTransport(uds=str(socket_path))
     try:
         with httpx.Client(transport=transport, base_url="http://daemon", timeout=ASK_SECONDS) as client:
             response = client.get(path, params=dict(query))
-    except httpx.ConnectError:
-        return None  # a socket that a crash left behind
     except httpx.HTTPError as error:
-        raise DaemonError(f"the daemon on {socket} does not answer: {type(error).__name__}") from error
+        raise DaemonError(f"the daemon on {socket_path} does not answer: {type(error).__name__}") from error
     return _read(response)
+
+
+def _somebody_listens(path: Path) -> bool:
+    """Whether a daemon accepts on this socket, which may be one that a crash left behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except PermissionError:
+            raise PermissionError(f"{path} may not be used by this user") from None
+        except OSError:
+            return False
+    return True
 
 
 def _read(response: httpx.Response) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def _read(response: httpx.Response) -> dict[str, Any]:
 
 async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
     # loaded here: most questions are answered by a daemon
-    from helper.store.readonly import ReadOnlyQueue  # noqa: PLC0415
+    from helper.store import ReadOnlyQueue  # noqa: PLC0415
 
     queue = ReadOnlyQueue(database)
     if path == "/stats":

@@ -12,12 +12,12 @@ from typing import Any
 
 import anyio
 import pytest
-from helper.store.sqlite import SqliteStore
 
 from helper.api import views
 from helper.cli.output import emit_table
 from helper.cli.queue_text import moment
 from helper.share import ShareState
+from helper.store import SqliteStore
 from helper.store.base import Enqueued
 from helper.wire import parse_share
 from tests.unit.api.test_operator import STORY, make_entry
