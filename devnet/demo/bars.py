@@ -42,8 +42,6 @@ class Bars:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
-        else:
-            self._line(self._last[1])
 
     def show(self, done: dict[str, int]) -> None:
         """Show how many shares have come how far."""
@@ -52,13 +50,14 @@ class Bars:
                 self._bars.update(self._bars.task_ids[number], completed=done.get(stage, 0))
             return
         since, last = self._last
-        if done != last and time.monotonic() >= since + LINE_SECONDS:
+        complete = all(done.get(stage, 0) >= self._total for stage in STAGES)
+        if done != last and (complete or time.monotonic() >= since + LINE_SECONDS):
             self._last = (time.monotonic(), dict(done))
             self._line(done)
 
     def say(self, text: str) -> None:
         """One line above the bars."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def _line(self, done: dict[str, int]) -> None:
         parts = (f"{stage} {done.get(stage, 0)}/{self._total}" for stage in STAGES)

@@ -74,7 +74,7 @@ class Choice:
 def choices(options: DemoOptions, dice: random.Random) -> list[Choice]:
     """Every voter's votes; the three timings take turns."""
     timings = list(Timing)
-    made = []
+    made: list[Choice] = []
     for voter in range(options.voters):
         for index, proposal in enumerate(PROPOSALS):
             made.append(

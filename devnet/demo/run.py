@@ -92,7 +92,7 @@ class Demo:
             bars.show({**counts, "accepted": taken})
             finished = counts.get("confirmed", 0) >= self._options.shares or time.time() > end + CHAIN_PATIENCE
             if voting.done() and (finished or voting.exception() is not None):
-                return await voting
+                return voting.result()
             await asyncio.sleep(POLL_SECONDS)
 
     async def _helper_ready(self) -> None:

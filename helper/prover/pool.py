@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import median
+from typing import Any
 
 import structlog
 
@@ -144,8 +145,9 @@ class ProverPool:
         """
         assert self._fatal is not None, "run() starts the workers"
         warm = asyncio.ensure_future(self._all_warm.wait())
+        either: set[asyncio.Future[Any]] = {warm, self._fatal}
         try:
-            await asyncio.wait({warm, self._fatal}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._fatal.done():
                 self._fatal.result()
         finally:

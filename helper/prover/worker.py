@@ -118,26 +118,27 @@ def _reply(stream: IO[bytes], frame: Frame) -> None:
 
 def _answer(engine: Engine, frame: Frame) -> Frame:
     try:
-        match frame["op"]:
-            case "start":
-                os.nice(frame["nice"])
-                prints = engine.warm(frame["circuits"])
-                return {
-                    "fingerprints": dict(prints),
-                    "self_test_seconds": engine.self_test(frame["circuits"][0]),
-                }
-            case "prove":
-                return engine.prove(frame)
-            case "verify":
-                return engine.verify(frame)
-            case other:
-                return {"error": "protocol", "message": f"unknown operation {other!r}"}
+        return _do(engine, frame)
     except proofs.CircuitError as error:
         return {"error": "circuit", "message": str(error)}
     except proofs.ProofsError as error:
         return {"error": "proof", "message": str(error)}
     except (KeyError, ValueError, TypeError) as error:
         return {"error": "protocol", "message": type(error).__name__}
+
+
+def _do(engine: Engine, frame: Frame) -> Frame:
+    match frame["op"]:
+        case "start":
+            os.nice(frame["nice"])
+            prints = engine.warm(frame["circuits"])
+            return {"fingerprints": dict(prints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
+        case "prove":
+            return engine.prove(frame)
+        case "verify":
+            return engine.verify(frame)
+        case other:
+            raise ValueError(f"unknown operation {other!r}")
 
 
 if __name__ == "__main__":

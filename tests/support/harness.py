@@ -95,7 +95,7 @@ class Chain(Process):
         answer.raise_for_status()
         return answer.json()
 
-    async def open_round(self, seconds: float = 600.0, **fields: object) -> bytes:
+    async def open_round(self, seconds: float = 3600.0, **fields: object) -> bytes:
         """A round that takes votes, and its id."""
         made = await self.post("/devnet/rounds", {"proposals": PROPOSALS, "seconds": seconds, "status": 1, **fields})
         await self.mine()

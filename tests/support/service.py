@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from helper.store.sqlite import SqliteStore
 
 from helper.app import Service, run_service
 from helper.chain.client import ChainClient
 from helper.config import load
 from helper.prover.pool import ProverPool
+from helper.store.sqlite import SqliteStore
 from helper.telemetry.log import configure
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
@@ -34,16 +34,17 @@ def kill_at(moment: str) -> None:
     method, when, number = [*moment.split(":"), "1"][:3]
     owner = next(one for one in OWNERS if hasattr(one, method))
     original: Callable[..., Awaitable[Any]] = getattr(owner, method)
-    left = int(number)
+    calls = 0
 
     @functools.wraps(original)
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0 and when == "before":
+        nonlocal calls
+        calls += 1
+        the_one = calls == int(number)
+        if the_one and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         result = await original(*args, **kwargs)
-        if left == 0 and when == "after":
+        if the_one and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
