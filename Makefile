@@ -25,18 +25,19 @@ demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with 
 
 test: $(VENV)/.native ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
 	$(BIN)/python -m pytest $(ARGS)
-	cd proofs && cargo test --release --locked --quiet
+	cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 
 check: $(VENV)/.native ## lint, types and format of Python and Rust
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd proofs && cargo fmt --check && cargo clippy --release --all-targets --locked --quiet -- -D warnings
+	cargo fmt --check --manifest-path proofs/Cargo.toml
+	cargo clippy --release --all-targets --locked --quiet --manifest-path proofs/Cargo.toml -- -D warnings
 
 format: $(VENV)/.deps ## put Python and Rust into the house's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	cd proofs && cargo fmt
+	cargo fmt --manifest-path proofs/Cargo.toml
 
 bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 	$(BIN)/python -m bench $(ARGS)

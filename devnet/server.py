@@ -111,7 +111,7 @@ def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
     opened: list[socket.socket] = []
     try:
         for port in ports:
-            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             opened.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((addresses.host, port))

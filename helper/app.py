@@ -23,7 +23,6 @@ from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
 from helper.chain.failover import Endpoints, make_endpoints
 from helper.chain.follow import ChainFollower
-from helper.chain.http import Timeouts
 from helper.chain.listener import Listener
 from helper.circuits import CircuitChoice
 from helper.clock import Clock, SystemClock
@@ -44,6 +43,9 @@ from helper.tree import TreeKeeper
 log = structlog.get_logger("helper.app")
 
 HOUR = 3600.0
+LAG_SECONDS = 15.0
+"""Age of the newest block, in seconds, beyond which a leaf that is not there may just not have come: blocks
+come every 1 to 6 s."""
 
 
 class Service:
@@ -126,6 +128,7 @@ class Service:
             clock=self.clock,
             wake=self.processor.wake,
             paused=self.intake_paused,
+            lagging=self.lagging,
         )
         self.wallet_view = WalletView(
             intake=self.intake, store=self.store, rounds=self.rounds, trees=self.trees, ready=lambda: self.ready
@@ -141,6 +144,11 @@ class Service:
         if not self.follower.ready:
             return "starting: the chain was not read yet"
         return None if self.endpoints.usable else "no node is in step with the chain"
+
+    def lagging(self) -> bool:
+        """Whether the newest block is older than blocks get, though no node is stale yet."""
+        head = self.endpoints.head
+        return head is None or self.clock.now() - head.time > LAG_SECONDS
 
     def gate(self) -> Gate:
         """What may be dispatched now."""
@@ -300,7 +308,7 @@ class Service:
 def _endpoints(config: Config, clock: Clock) -> Endpoints:
     chain = config.chain
     return Endpoints(
-        make_endpoints(config.chain_endpoints, config.chain_rpc, timeouts=Timeouts(total=chain.timeout_seconds)),
+        make_endpoints(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds),
         clock=clock,
         chain_id=chain.chain_id or None,
         stale_after=chain.stale_seconds,

@@ -55,7 +55,8 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         HelperError: the address cannot be had; says which.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # with the protocol spelt out asyncio turns Nagle's delay off: it would cost each answer some 40 ms
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

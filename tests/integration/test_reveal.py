@@ -105,7 +105,7 @@ async def test_after_confirmation_the_files_hold_tombstones_and_nothing_else(tmp
         assert left.count(position) <= public.count(position)
         assert helper.rows("SELECT count(*) FROM shares") == [(0,)]
         assert helper.rows("SELECT count(*), min(state), max(state) FROM tombstones") == [(16, 2, 2)]
-        assert [row[1] for row in helper.rows("PRAGMA table_info(tombstones)")] == ["mac", "round_id", "state"]
+        assert [row[1] for row in helper.rows("PRAGMA table_info(tombstones)")] == ["round_no", "mac", "state"]
 
 
 async def erased(helper: Helper, secrets: dict[str, bytes]) -> None:

@@ -89,9 +89,7 @@ def test_a_share_refused_with_both_generations_costs_an_attempt(clock: FakeClock
 
 
 @pytest.mark.parametrize("setting", ["auto", "k11"])
-def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(
-    clock: FakeClock, memory: Memory, setting: str
-) -> None:
+def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(clock: FakeClock, memory: Memory, setting: str) -> None:
     chosen = choice(setting, clock, memory)
     before = chosen.current
     assert chosen.refused(1, before, valid=False) is Refused.SPEND_ATTEMPT
@@ -99,9 +97,7 @@ def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(
 
 
 @pytest.mark.anyio
-async def test_a_generation_set_by_hand_pauses_the_queue_and_says_why(
-    clock: FakeClock, memory: Memory
-) -> None:
+async def test_a_generation_set_by_hand_pauses_the_queue_and_says_why(clock: FakeClock, memory: Memory) -> None:
     by_hand = choice("k11", clock, memory)
     by_hand.begin("svote-1", "v1.3.0", "k10")
     assert (by_hand.current, by_hand.needed) == ("k11", ("k11",))

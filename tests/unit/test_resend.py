@@ -10,9 +10,7 @@ from helper.chain.outcome import Verdict
 from helper.resend import PATIENCE_BLOCKS, REPROVE_BLOCKS, Next, next_step
 
 
-def step(
-    height: int, *, sends: int = 1, first: int = 100, last: int = 100, outcome: str | None = "ACCEPTED"
-) -> Next:
+def step(height: int, *, sends: int = 1, first: int = 100, last: int = 100, outcome: str | None = "ACCEPTED") -> Next:
     return next_step(sends=sends, first_height=first, last_height=last, outcome=outcome, height=height)
 
 

@@ -31,9 +31,7 @@ def job(proposal_id: int = 1) -> ProofJob:
 @asynccontextmanager
 async def running(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[ProverPool]:
     """A pool of stand-in workers, all warm."""
-    pool = ProverPool(
-        workers=workers, circuits=("k10", "k11"), clock=SystemClock(), timeout=timeout, command=COMMAND
-    )
+    pool = ProverPool(workers=workers, circuits=("k10", "k11"), clock=SystemClock(), timeout=timeout, command=COMMAND)
     runner = asyncio.create_task(pool.run())
     try:
         await asyncio.sleep(0)
@@ -64,17 +62,22 @@ async def test_a_proof_carries_the_statement_of_its_witness() -> None:
         assert proof.root == prover_worker.climb(
             proofs.vote_commitment(given.round_id, proofs.shares_hash(given.share_comms), 1, 1), 0, given.path
         )
-        statement = {
-            "nullifier": proof.nullifier,
-            "c1": given.c1,
-            "c2": given.c2,
-            "proposal_id": 1,
-            "vote_decision": 1,
-            "root": proof.root,
-            "round_id": given.round_id,
-        }
-        assert await pool.verify("k10", proof.proof, **statement)
-        assert not await pool.verify("k10", proof.proof, **{**statement, "vote_decision": 0})
+
+        async def accepted(decision: int) -> bool:
+            return await pool.verify(
+                "k10",
+                proof.proof,
+                nullifier=proof.nullifier,
+                c1=given.c1,
+                c2=given.c2,
+                proposal_id=1,
+                vote_decision=decision,
+                root=proof.root,
+                round_id=given.round_id,
+            )
+
+        assert await accepted(1)
+        assert not await accepted(0)
 
 
 @pytest.mark.anyio
@@ -106,9 +109,7 @@ async def test_an_idle_worker_that_is_killed_is_replaced_without_anyone_noticing
         while proof is None:
             try:
                 proof = await pool.prove(job())
-            except (
-                ProverDied
-            ):  # the job reached the dying worker: the processor's failure table takes it from there
+            except ProverDied:  # the job reached the dying worker: the processor's failure table takes it from there
                 continue
         assert pool.pids != [idle]
 
