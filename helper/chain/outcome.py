@@ -57,8 +57,6 @@ class Verdict(Enum):
 
 _COST = {
     Verdict.BAD_PROOF: Spends.ATTEMPT,
-    Verdict.REFUSED_ANCHOR: Spends.ATTEMPT,
-    Verdict.REFUSED: Spends.ATTEMPT,
     Verdict.PERMANENT: Spends.FINAL,
 }
 

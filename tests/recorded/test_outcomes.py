@@ -49,11 +49,13 @@ def test_recorded_acceptances(recorded_reveals: list[dict[str, Any]]) -> None:
 def test_what_each_meaning_costs() -> None:
     costs = {verdict: verdict.spends for verdict in Verdict}
     attempts = {verdict for verdict, cost in costs.items() if cost is Spends.ATTEMPT}
-    assert attempts == {Verdict.BAD_PROOF, Verdict.REFUSED_ANCHOR, Verdict.REFUSED}
+    assert attempts == {Verdict.BAD_PROOF}
     assert [verdict for verdict, cost in costs.items() if cost is Spends.FINAL] == [Verdict.PERMANENT]
-    # An outage, a race that another helper won, and the end of a round are nobody's fault.
-    for free in (Verdict.SPENT, Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND, Verdict.ROUND_CLOSED):
-        assert costs[free] is Spends.NONE
+    # An outage, a race that another helper won, the end of a round, a refusal that says nothing of the proof: all else
+    # is nobody's fault.
+    assert {cost for verdict, cost in costs.items() if verdict not in (Verdict.BAD_PROOF, Verdict.PERMANENT)} == {
+        Spends.NONE
+    }
 
 
 def refusal(code: int, log: str, status: int = 422) -> Verdict:
