@@ -25,19 +25,29 @@ class Attempts:
         self._stats = stats
         self._maximum = maximum
 
-    async def spend(self, share_id: int, spent: int, stage: str, reason: str) -> None:
-        """Count one failure against a share that has `spent` attempts behind it."""
+    async def spend(self, share_id: int, spent: int, stage: str, reason: str, *, not_before_ms: int) -> None:
+        """Count one failure against a share that has `spent` attempts behind it.
+
+        Args:
+            not_before_ms: unix milliseconds at which it was due; it is tried again no earlier, also by a clock that
+                was set back since.
+        """
         number = spent + 1
-        self._stats.failure(stage, reason)
         if number >= self._maximum:
             await self.fail(share_id, stage, reason, spend_attempt=True)
             return
-        due_ms = int((self._clock.now() + retry_delay(number)) * 1000)
+        self._stats.failure(stage, reason)
+        due_ms = self.due_ms(number, not_before_ms)
         await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason)
         log.warning("a reveal failed and is tried again", stage=stage, reason=reason, attempt=number)
 
+    def due_ms(self, number: int, not_before_ms: int) -> int:
+        """When a share is tried again after its failure with this number, from 1 on. Unix milliseconds."""
+        return max(int((self._clock.now() + retry_delay(number)) * 1000), not_before_ms)
+
     async def fail(self, share_id: int, stage: str, reason: str, *, spend_attempt: bool = False) -> None:
         """Give a share up: it is reported and its witness kept until its round is purged."""
+        self._stats.failure(stage, reason)
         if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=spend_attempt):
             self._stats.count("failed")
             log.error("a share has failed for good", stage=stage, reason=reason)

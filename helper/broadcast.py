@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -9,19 +12,31 @@ import structlog
 from helper.attempts import Attempts
 from helper.chain.failover import Endpoint, Endpoints
 from helper.chain.message import RevealMessage
-from helper.chain.outcome import Outcome, Verdict
+from helper.chain.outcome import Outcome, Spends, Verdict
 from helper.circuits import CircuitChoice, Refused
 from helper.clock import Clock
-from helper.errors import ProverError
-from helper.resend import Next, next_step
+from helper.errors import HelperError, ProverError
+from helper.resend import AT_NEXT_BLOCK, Next, next_step
 from helper.store.base import SentReveal, Store
 from helper.telemetry.stats import Stats
-from helper.tree import TreeKeeper
+from helper.tree import Anchor
 
 log = structlog.get_logger("helper.broadcast")
 
 PAGE = 500
 """Unconfirmed reveals that are looked at with one query."""
+IN_FLIGHT = 16
+"""Unconfirmed reveals that are sent again at once: one slow node must not hold up all the others."""
+AVOIDED_SECONDS = 30.0
+"""How long other endpoints are tried before one that left a reveal without a useful answer."""
+
+
+class Trees(Protocol):
+    """The verified trees, as `helper.tree.TreeKeeper` has them."""
+
+    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
+        """The root that was verified at a height since the start."""
+        ...
 
 
 class Verifier(Protocol):
@@ -51,7 +66,7 @@ class Broadcaster:
         self,
         *,
         store: Store,
-        trees: TreeKeeper,
+        trees: Trees,
         endpoints: Endpoints,
         verifier: Verifier,
         circuits: CircuitChoice,
@@ -68,63 +83,94 @@ class Broadcaster:
         self._clock = clock
         self._stats = stats
         self._sending: set[int] = set()
+        self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
+        self._changed: list[Callable[[], None]] = []
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Call back whenever a share went back to the queue, now or for later."""
+        self._changed.append(changed)
 
     async def send(self, share_id: int) -> None:
         """Send one share's prepared message now; nothing happens when it was counted meanwhile."""
-        reveal = await self._store.sent_reveal(share_id)
-        if reveal is not None and share_id not in self._sending:
-            self._sending.add(share_id)
-            try:
-                await self._send(reveal)
-            finally:
-                self._sending.discard(share_id)
+        await self._alone(share_id, self._send)
 
     async def reconcile(self, height: int) -> None:
-        """Look at every unconfirmed reveal after the block at `height` was processed."""
+        """Look at every unconfirmed reveal after the block at `height` was processed.
+
+        An error in one share's way is logged and holds up no other. Raises StoreError when the shares cannot be read.
+        """
+        slots = asyncio.Semaphore(IN_FLIGHT)
         after = 0
         while page := await self._store.unconfirmed(limit=PAGE, after_id=after):
-            for reveal in page:
-                if reveal.share_id not in self._sending:
-                    await self._next(reveal, height)
+            async with asyncio.TaskGroup() as group:
+                for reveal in page:
+                    if reveal.share_id not in self._sending and _step(reveal, height) is not Next.WAIT:
+                        await slots.acquire()
+                        group.create_task(self._follow_up(reveal.share_id, height, slots))
             after = page[-1].share_id
 
+    async def _follow_up(self, share_id: int, height: int, slots: asyncio.Semaphore) -> None:
+        try:
+            await self._alone(share_id, partial(self._next, height=height))
+        except HelperError as error:
+            log.error("an unconfirmed reveal could not be seen to", error=str(error), advice=error.advice)
+        except Exception:
+            log.exception("an unconfirmed reveal could not be seen to")
+        finally:
+            slots.release()
+
+    async def _alone(self, share_id: int, work: Callable[[SentReveal], Awaitable[None]]) -> None:
+        """Read a share's message and work on it, unless somebody does already."""
+        if share_id in self._sending:
+            return
+        self._sending.add(share_id)
+        try:
+            # Read only now: what was read before may have been sent, or proven anew, since.
+            reveal = await self._store.sent_reveal(share_id)
+            if reveal is not None:
+                await work(reveal)
+        finally:
+            self._sending.discard(share_id)
+
     async def _next(self, reveal: SentReveal, height: int) -> None:
-        step = next_step(
-            sends=reveal.sends,
-            first_height=reveal.first_sent_height,
-            last_height=reveal.last_sent_height,
-            outcome=reveal.last_outcome,
-            height=height,
-        )
+        step = _step(reveal, height)
         if step is Next.SEND:
-            await self.send(reveal.share_id)
+            await self._send(reveal)
         elif step is Next.PROVE:
-            note = f"not counted within {height - (reveal.first_sent_height or height)} blocks"
-            await self._store.put_back(reveal.share_id, stage="broadcast", note=note)
+            await self._put_back(reveal, f"not counted within {height - (reveal.first_sent_height or height)} blocks")
 
     async def _send(self, reveal: SentReveal) -> None:
+        if reveal.sends == 0 and int(self._clock.now() * 1000) < reveal.due_ms:
+            return  # the clock was set back since it was proven: nothing leaves before its time
         message = RevealMessage.from_tx(reveal.prepared.message)
+        first = reveal.sends == 0
         for endpoint in self._candidates(reveal):
             head = self._endpoints.head
-            if head is None or reveal.last_sent_height == head.height:
+            if head is None or head.height <= (reveal.last_sent_height or 0):
                 return
-            if not await self._store.mark_sending(
-                reveal.share_id, height=head.height, endpoint=endpoint.name
-            ):
+            if not await self._store.mark_sending(reveal.share_id, height=head.height, endpoint=endpoint.name):
                 return
-            if reveal.sends == 0:
+            if first:
                 self._note_broadcast(reveal)
+                first = False
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
+            if outcome.verdict in AT_NEXT_BLOCK:
+                self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
             if outcome.left:
                 await self._answered(reveal, message, outcome)
                 return
             self._endpoints.rest(endpoint, outcome.log)
 
     def _candidates(self, reveal: SentReveal) -> list[Endpoint]:
-        """Fresh endpoints, the one that had the message last at the end."""
-        return sorted(self._endpoints.fresh, key=lambda endpoint: endpoint.name == reveal.last_endpoint)
+        """Fresh endpoints: the one that had this message last at the end, before it those that answer badly."""
+        now = self._clock.monotonic()
+
+        def preference(endpoint: Endpoint) -> tuple[bool, bool]:
+            return endpoint.name == reveal.last_endpoint, self._avoided.get(endpoint.name, now) > now
+
+        return sorted(self._endpoints.fresh, key=preference)
 
     def _note_broadcast(self, reveal: SentReveal) -> None:
         self._stats.count("broadcast")
@@ -132,25 +178,34 @@ class Broadcaster:
             self._stats.lateness_broadcast.add(self._clock.now() - reveal.due_ms / 1000)
 
     async def _answered(self, reveal: SentReveal, message: RevealMessage, outcome: Outcome) -> None:
-        match outcome.verdict:
-            case Verdict.ACCEPTED:
-                await self._circuits.accepted(reveal.prepared.circuit)
-            case Verdict.BAD_PROOF:
-                await self._proof_refused(reveal, message, outcome)
-            case Verdict.PERMANENT:
-                await self._attempts.fail(reveal.share_id, "broadcast", outcome.log)
-            case _:
-                log.info("a reveal is not in yet", verdict=outcome.verdict.name, reason=outcome.log)
+        """What the answer means, and what it costs by the table of outcomes."""
+        if outcome.verdict is Verdict.ACCEPTED:
+            await self._circuits.accepted(reveal.prepared.circuit)
+        elif outcome.verdict.spends is Spends.ATTEMPT:
+            await self._proof_refused(reveal, message, outcome)
+        elif outcome.verdict.spends is Spends.FINAL:
+            await self._attempts.fail(reveal.share_id, "broadcast", outcome.log)
+        else:
+            log.info("a reveal is not in yet", verdict=outcome.verdict.name, reason=outcome.log)
 
     async def _proof_refused(self, reveal: SentReveal, message: RevealMessage, outcome: Outcome) -> None:
         valid = await self._verifies(reveal, message)
         circuit = reveal.prepared.circuit
         if self._circuits.refused(reveal.share_id, circuit, valid=valid) is Refused.SPEND_ATTEMPT:
-            await self._attempts.spend(reveal.share_id, reveal.attempts, "broadcast", outcome.log)
-        else:
-            await self._store.put_back(
-                reveal.share_id, stage="broadcast", note=f"the chain refuses {circuit} proofs"
+            await self._attempts.spend(
+                reveal.share_id, reveal.attempts, "broadcast", outcome.log, not_before_ms=reveal.due_ms
             )
+            self._tell_changed()
+        else:
+            await self._put_back(reveal, f"the chain refuses {circuit} proofs")
+
+    async def _put_back(self, reveal: SentReveal, note: str) -> None:
+        await self._store.put_back(reveal.share_id, stage="broadcast", note=note)
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        for changed in self._changed:
+            changed()
 
     async def _verifies(self, reveal: SentReveal, message: RevealMessage) -> bool:
         """Our own verifier's word on the proof, against the chain's root at its anchor."""
@@ -171,3 +226,13 @@ class Broadcaster:
             )
         except ProverError:
             return True
+
+
+def _step(reveal: SentReveal, height: int) -> Next:
+    return next_step(
+        sends=reveal.sends,
+        first_height=reveal.first_sent_height,
+        last_height=reveal.last_sent_height,
+        outcome=reveal.last_outcome,
+        height=height,
+    )

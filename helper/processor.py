@@ -1,4 +1,8 @@
-"""The loop that works the queue: alert, purge, dispatch all that is due, sleep to the earliest deadline."""
+"""The loop that works the queue: alert, purge, dispatch all that is due, sleep to the earliest deadline.
+
+The loop outlives every error: a step that fails is told once and tried again a second later. No share is lost to one
+either: work that ends in an error of ours leaves its share taken up, and the loop puts it back after a wait.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from helper.clock import Clock
 from helper.errors import HelperError
 from helper.retention import Retention
 from helper.reveal import Revealer
-from helper.schedule import next_wake
+from helper.schedule import retry_delay
 from helper.store.base import QueuedShare, Store
 
 log = structlog.get_logger("helper.processor")
@@ -23,8 +27,12 @@ LONGEST_SLEEP = 30.0
 """Seconds after which the loop goes round even when nothing is due."""
 SLICE = 1.0
 """Seconds after which a sleep looks at the wall clock again: it can jump."""
+TICK = 0.001
+"""Seconds in which the store tells two due times apart."""
 AHEAD = 2
 """Shares claimed for each prover: the one it proves and the one it proves next."""
+TENDING_PATIENCE = 0.05
+"""Seconds that due shares wait for alerts and purges; what takes longer goes on beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +72,14 @@ class Processor:
         self._slots = slots
         self._clock = clock
         self._changed = asyncio.Event()
-        self._proving: set[int] = set()
-        self._stranded: set[int] = set()
+        self._in_hand = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tending: asyncio.Task[None] | None = None
+        self._stranded: dict[int, float] = {}  # when each is put back, monotonic
+        self._faults: dict[int, int] = {}  # errors of ours in a row, by share
+        self._told: str | None = None
         self.paused: str | None = "starting"
+        broadcaster.subscribe(self.wake)
 
     def wake(self) -> None:
         """Something about the schedule changed: a new share, a retry, a round, an endpoint."""
@@ -76,7 +88,7 @@ class Processor:
     @property
     def proving(self) -> int:
         """How many shares are claimed for the provers now."""
-        return len(self._proving)
+        return self._in_hand
 
     async def run(self) -> None:
         """Work the queue until cancelled; shares in hand are put back by the next start."""
@@ -86,44 +98,79 @@ class Processor:
                 deadline = await self._turn()
                 await self._sleep_until(deadline)
         finally:
-            for task in self._tasks:
+            tasks = self._tasks | ({self._tending} if self._tending is not None else set())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _turn(self) -> float:
         """One round of the loop; the wall time of the next one."""
-        try:
-            await self._put_back_stranded()
-            await self._retention.run_once()
-            return await self._dispatch()
-        except HelperError as error:
-            log.error("the queue could not be worked", error=str(error), advice=error.advice)
-            return self._clock.now() + SLICE
+        deadline, problem = math.inf, None
+        for step in (self._put_back_stranded, self._tend, self._dispatch):
+            try:
+                following = await step()
+            except Exception as error:  # whatever it is, the other steps and the next turn may go well
+                problem = error
+                following = self._clock.now() + SLICE
+            deadline = min(deadline, following)
+        self._tell(problem)
+        return deadline
+
+    def _tell(self, problem: Exception | None) -> None:
+        """One line when the queue can not be worked, not one a second."""
+        told = None if problem is None else repr(problem)
+        if told is not None and told != self._told:
+            if isinstance(problem, HelperError):
+                log.error("the queue could not be worked", error=str(problem), advice=problem.advice)
+            else:
+                log.error("the queue could not be worked", exc_info=problem)
+        elif told is None and self._told is not None:
+            log.info("the queue is worked again")
+        self._told = told
+
+    # ---------------------------------------------------------------- alerts and purges
+
+    async def _tend(self) -> float:
+        """Alert and purge first; a slow node that is asked, or a great round that is erased, holds up no share."""
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._retention.run_once())
+            await asyncio.wait({self._tending}, timeout=TENDING_PATIENCE)
+        if self._tending.done():
+            tending, self._tending = self._tending, None
+            tending.result()
+        return math.inf
+
+    # ---------------------------------------------------------------- dispatch
 
     async def _dispatch(self) -> float:
         """Claim what is due and hand it to the provers; the wall time of the next thing to do."""
         while True:
             gate = self._gate()
             self._note_pause(gate.paused)
-            if gate.paused is not None or not gate.rounds:
-                return self._clock.now() + LONGEST_SLEEP
-            free = self._slots * AHEAD - len(self._proving)
-            if free <= 0:
+            free = self._slots * AHEAD - self._in_hand
+            if gate.paused is not None or not gate.rounds or free <= 0:
                 return self._clock.now() + LONGEST_SLEEP
             now = min(self._clock.now(), gate.chain_limit)
             claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.rounds)
             for queued in claimed:
                 self._start(queued)
             if len(claimed) < free:
-                return await self._next_deadline(gate)
+                return await self._next_deadline(gate, claimed_ms=int(now * 1000))
 
-    async def _next_deadline(self, gate: Gate) -> float:
+    async def _next_deadline(self, gate: Gate, claimed_ms: int) -> float:
+        """When the next share is due, all that were due at `claimed_ms` being in hand."""
         due_ms = await self._store.next_due_ms(gate.rounds)
         now = self._clock.now()
-        due = None if due_ms is None else due_ms / 1000
-        if due is not None and due <= now:
-            due = now + SLICE  # held back by the chain's time alone, which moves on with its blocks
-        return next_wake(now, [due], LONGEST_SLEEP)
+        if due_ms is None:
+            return now + LONGEST_SLEEP
+        due = due_ms / 1000
+        if due_ms <= claimed_ms:
+            due = now + SLICE  # it came in after the claim, and who brought it has woken us
+        elif due > gate.chain_limit:
+            due = max(due, now + SLICE)  # held back by the chain's time, which moves on with its blocks
+        elif due <= now:
+            due = now + TICK  # it fell due since the claim
+        return min(due, now + LONGEST_SLEEP)
 
     def _note_pause(self, reason: str | None) -> None:
         if reason != self.paused:
@@ -134,7 +181,7 @@ class Processor:
             self.paused = reason
 
     def _start(self, queued: QueuedShare) -> None:
-        self._proving.add(queued.id)
+        self._in_hand += 1
         task = asyncio.create_task(self._reveal(queued))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -145,34 +192,48 @@ class Processor:
             try:
                 prepared = await self._revealer.prove(queued)
             finally:
-                self._proving.discard(queued.id)
+                self._in_hand -= 1
                 self.wake()
             if prepared:
                 await self._broadcaster.send(queued.id)
+            self._faults.pop(queued.id, None)
         except HelperError as error:
             log.error("a share could not be worked on", error=str(error), advice=error.advice)
             self._strand(queued.id)
         except Exception:
             log.exception("a share could not be worked on")
             self._strand(queued.id)
+        except asyncio.CancelledError:
+            self._strand(queued.id)  # at the end nobody puts it back but the next start
+            raise
+
+    # ---------------------------------------------------------------- errors of ours
 
     def _strand(self, share_id: int) -> None:
-        self._stranded.add(share_id)
+        """Keep a share out of the way for 2, 4, 8 … 64 s: what failed once by a fault of ours may fail each time."""
+        faults = self._faults[share_id] = self._faults.get(share_id, 0) + 1
+        self._stranded[share_id] = self._clock.monotonic() + retry_delay(faults)
         self.wake()
 
-    async def _put_back_stranded(self) -> None:
+    async def _put_back_stranded(self) -> float:
         """Shares whose way ended in an error of ours go back to the queue, or stay to be sent again."""
-        for share_id in list(self._stranded):
-            await self._store.release(share_id)
-            self._stranded.discard(share_id)
+        now = self._clock.monotonic()
+        for share_id in [share_id for share_id, at in self._stranded.items() if at <= now]:
+            if not await self._store.release(share_id):
+                self._faults.pop(share_id, None)
+            del self._stranded[share_id]
+        wait = min(self._stranded.values(), default=math.inf) - now
+        return self._clock.now() + wait
 
     async def _sleep_until(self, deadline: float) -> None:
-        while not self._changed.is_set():
-            remaining = deadline - self._clock.now()
-            if remaining <= 0 or math.isnan(remaining):
-                return
-            try:
-                async with asyncio.timeout(min(remaining, SLICE)):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        """Sleep to a wall time, or to a change; the wall clock is looked at every second."""
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            while not self._changed.is_set() and (remaining := deadline - self._clock.now()) > 0:
+                pause = asyncio.ensure_future(self._clock.sleep(min(remaining, SLICE)))
+                try:
+                    await asyncio.wait({changed, pause}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    pause.cancel()
+        finally:
+            changed.cancel()

@@ -44,8 +44,8 @@ def next_step(
         return Next.SEND
     if height <= last_height:
         return Next.WAIT
-    if height >= first_height + REPROVE_BLOCKS:
-        return Next.PROVE
+    if height >= first_height + REPROVE_BLOCKS and outcome != Verdict.SPENT.name:
+        return Next.PROVE  # but a spent nullifier stays spent, whatever proof comes with it
     patience = 1 if outcome is None or outcome in _QUICK else PATIENCE_BLOCKS
     return Next.SEND if height >= last_height + patience else Next.WAIT
 

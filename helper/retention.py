@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import structlog
 
 from helper.clock import Clock
-from helper.rounds import RoundBook
 from helper.share import ShareState
 from helper.store.base import Store, StoredRound
 from helper.telemetry.stats import Stats
@@ -17,6 +18,18 @@ INTERVAL = 1.0
 """Seconds between two looks at the rounds."""
 
 
+class Rounds(Protocol):
+    """The judge of what is closed, as `helper.rounds.RoundBook` is."""
+
+    async def is_closed(self, round_id: bytes) -> bool:
+        """Whether the chain's own word has closed the round for good."""
+        ...
+
+    def forget(self, round_id: bytes) -> None:
+        """The round was purged."""
+        ...
+
+
 class Retention:
     """Alerts and purges closed rounds.
 
@@ -24,9 +37,7 @@ class Retention:
     are reported; their witnesses stay for `purge_after` seconds, so that an operator can look, and go with the round.
     """
 
-    def __init__(
-        self, *, store: Store, rounds: RoundBook, clock: Clock, stats: Stats, purge_after: float
-    ) -> None:
+    def __init__(self, *, store: Store, rounds: Rounds, clock: Clock, stats: Stats, purge_after: float) -> None:
         self._store = store
         self._rounds = rounds
         self._clock = clock
@@ -58,15 +69,11 @@ class Retention:
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
         left = await self._store.unsubmitted(stored.round_id)
-        failed = await self._store.close_unspent(
-            stored.round_id, note="the round closed before it was counted"
-        )
+        failed = await self._store.close_unspent(stored.round_id, note="the round closed before it was counted")
         number = sum(left.get(state, 0) for state in UNSUBMITTED)
         if number:
             self._stats.count("expired", failed)
-            log.error(
-                "a round closed with shares that were not counted", shares=number, round=stored.round_id.hex()
-            )
+            log.error("a round closed with shares that were not counted", shares=number, round=stored.round_id.hex())
         else:
             log.info("a round closed with every share counted", round=stored.round_id.hex())
         await self._store.mark_alerted(stored.round_id, now)

@@ -17,12 +17,26 @@ from helper.prover import ProofJob
 from helper.prover.pool import Proof
 from helper.store.base import PreparedReveal, QueuedShare, Store
 from helper.telemetry.stats import Stats
-from helper.tree import Anchor, TreeKeeper
+from helper.tree import Anchor
 
 log = structlog.get_logger("helper.reveal")
 
 FREE_CRASHES = 2
 """How often a worker may die under a share before it costs the share an attempt."""
+TREE_WAIT = 2.0
+"""Seconds until a share whose leaf is under no verified root yet is looked at again."""
+
+
+class Trees(Protocol):
+    """The verified trees, as `helper.tree.TreeKeeper` has them."""
+
+    def anchor(self, round_id: bytes) -> Anchor | None:
+        """The newest verified root of a round."""
+        ...
+
+    async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
+        """The 24 siblings of a leaf under an anchor's root."""
+        ...
 
 
 class Prover(Protocol):
@@ -40,7 +54,7 @@ class Revealer:
         self,
         *,
         store: Store,
-        trees: TreeKeeper,
+        trees: Trees,
         endpoints: Endpoints,
         prover: Prover,
         circuits: CircuitChoice,
@@ -67,7 +81,7 @@ class Revealer:
         share = queued.share
         anchor = self._trees.anchor(share.round_id)
         if anchor is None or share.tree_position >= anchor.size:
-            await self._store.put_back(queued.id, stage="tree", note="no verified root holds this leaf yet")
+            await self._wait_for_tree(queued)
             return False
         circuit = self._circuits.current
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
@@ -75,9 +89,7 @@ class Revealer:
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
-            await self._attempts.spend(
-                queued.id, queued.attempts, "proof", "the proof is of another statement"
-            )
+            await self._spend(queued, "the proof is of another statement")
             return False
         return await self._store.prepare(queued.id, self._prepared(queued, circuit, anchor, proof))
 
@@ -95,7 +107,7 @@ class Revealer:
             await self._worker_died(queued, str(error))
             return None
         except (ProverTimeout, ProofFailed) as error:
-            await self._attempts.spend(queued.id, queued.attempts, "proof", str(error))
+            await self._spend(queued, str(error))
             return None
         finally:
             if under_way:
@@ -109,11 +121,24 @@ class Revealer:
         if not queued.attempts and not queued.crashes and queued.proved_height is None:
             self._stats.lateness_start.add(self._clock.now() - queued.due_ms / 1000)
 
+    async def _wait_for_tree(self, queued: QueuedShare) -> None:
+        """No attempt; a little later than now, or it would be taken up again and again until a block comes."""
+        later = int((self._clock.now() + TREE_WAIT) * 1000)
+        note = "no verified root holds this leaf yet"
+        await self._store.put_back(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
+
+    async def _spend(self, queued: QueuedShare, reason: str) -> None:
+        await self._attempts.spend(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
+
     async def _worker_died(self, queued: QueuedShare, reason: str) -> None:
-        crashes = await self._store.record_crash(queued.id, due_ms=queued.due_ms, note=reason)
+        due_ms = queued.due_ms
+        if queued.crashes >= FREE_CRASHES:
+            # Not due in the moment between the crash and its attempt: nobody else may take it up then.
+            due_ms = self._attempts.due_ms(queued.attempts + 1, due_ms)
+        crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
         log.warning("prover worker died under a share", crashes=crashes)
         if crashes > FREE_CRASHES:
-            await self._attempts.spend(queued.id, queued.attempts, "proof", reason)
+            await self._spend(queued, reason)
 
     def _prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
         message = RevealMessage(
