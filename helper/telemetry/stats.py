@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,7 @@ def percentile(samples: list[float], share: float) -> float | None:
     if not samples:
         return None
     ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
 class Timings:
