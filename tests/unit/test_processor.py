@@ -11,7 +11,8 @@ import pytest
 
 from helper.errors import ProofFailed
 from helper.share import ShareState
-from tests.support.queue import OTHER_ROUND, START, CountingClock, Line, make_round, open_line, until, until_length
+from tests.support.edges import OTHER_ROUND, START, CountingClock, make_round, until, until_length
+from tests.support.queue import Line, open_line
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from helper.errors import StoreError
 from helper.share import ShareState
-from tests.support.queue import OTHER_ROUND, START, Line, make_round, open_line, until, until_length
+from tests.support.edges import OTHER_ROUND, START, make_round, until, until_length
+from tests.support.queue import Line, open_line
 
 
 @pytest.fixture

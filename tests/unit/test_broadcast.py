@@ -1,0 +1,249 @@
+"""From a message on disk to a counted reveal: when it is sent, to whom, and what each answer leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from helper.chain.message import RevealMessage
+from helper.circuits import CircuitChoice
+from helper.share import ShareState
+from tests.support.edges import (
+    ACCEPTS,
+    ANCHOR,
+    BAD_PROOF,
+    FIRST,
+    SECOND,
+    START,
+    Answer,
+    breaks,
+    make_share,
+    refuses,
+    says,
+    until,
+)
+from tests.support.queue import Line, open_line
+
+BEHIND = refuses("invalid zero-knowledge proof: no commitment tree root at height 90")
+SPENT = refuses("nullifier already spent: …")
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[Line]:
+    async with open_line(tmp_path / "queue.db") as opened:
+        yield opened
+
+
+async def test_everything_is_on_disk_before_the_first_byte_leaves(line: Line) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    async def look(body: dict[str, Any]) -> httpx.Response:
+        seen.append((line.row(1), line.sending(), line.rows("SELECT message FROM reveals")[0][0]))
+        return await ACCEPTS(body)
+
+    line.nodes.answers[FIRST] = look
+    await line.broadcaster.send(await line.prepared())
+    ((state, sending, message),) = seen
+    assert state == (ShareState.BROADCAST,)
+    assert sending == (1, line.height, line.height, FIRST, None)
+    body = json.loads(line.nodes.posts[0][1])
+    sent = RevealMessage.from_tx(message)
+    assert {name: b64decode(body[name]) for name in ("proof", "share_nullifier", "enc_share")} == {
+        "proof": sent.proof,
+        "share_nullifier": sent.nullifier,
+        "enc_share": make_share(1).c1 + make_share(1).c2,
+    }
+    assert body["vote_comm_tree_anchor_height"] == ANCHOR.height
+    assert line.sending()[-1] == "ACCEPTED"
+
+
+async def test_at_most_one_send_a_height_whoever_asks_for_it(line: Line) -> None:
+    share = await line.prepared()
+    await asyncio.gather(*(line.broadcaster.send(share) for _ in range(5)), line.broadcaster.reconcile(line.height))
+    await line.broadcaster.send(share)
+    await line.broadcaster.reconcile(line.height)
+    assert len(line.nodes.posts) == 1
+    line.height -= 5  # the node with the newest block is gone: no reason to send again
+    line.block()
+    await line.broadcaster.send(share)
+    assert len(line.nodes.posts) == 1
+
+
+async def test_a_refused_connection_goes_on_to_the_next_endpoint_at_once(line: Line) -> None:
+    line.nodes.answers[FIRST] = breaks(httpx.ConnectError)
+    await line.broadcaster.send(await line.prepared())
+    assert line.nodes.asked == [FIRST, SECOND]
+    assert [endpoint.name for endpoint in line.endpoints.fresh] == [SECOND], "it rests"
+    assert line.stats.counts["broadcast"] == 1
+    assert line.sending()[-2:] == (SECOND, "ACCEPTED")
+
+
+@pytest.mark.rule("R11")
+@pytest.mark.parametrize(
+    "answer",
+    [says(503, error="warming up"), says(502, error="no engine"), breaks(httpx.ReadError), BEHIND],
+    ids=["503", "502", "lost reply", "anchor unknown"],
+)
+async def test_an_outage_costs_nothing_and_sends_the_same_bytes_at_the_next_block_elsewhere(
+    line: Line, answer: Answer
+) -> None:
+    line.nodes.answers[FIRST] = answer
+    await line.broadcaster.send(await line.prepared())
+    assert line.nodes.asked == [FIRST], "not to another at the same height: it may have been taken"
+    await line.next_block()
+    assert line.nodes.asked == [FIRST, SECOND]
+    assert line.nodes.posts[0][1] == line.nodes.posts[1][1]
+    assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
+
+
+async def test_an_endpoint_that_answers_badly_is_not_the_first_choice_of_the_next_share(line: Line) -> None:
+    line.nodes.answers[FIRST] = breaks(httpx.ReadTimeout)
+    await line.broadcaster.send(await line.prepared(1))
+    await line.broadcaster.send(await line.prepared(2))
+    assert line.nodes.asked == [FIRST, SECOND]
+    line.clock.advance(31)
+    line.block()
+    await line.broadcaster.send(await line.prepared(3))
+    assert line.nodes.asked[-1] == FIRST, "it gets another chance"
+
+
+async def test_no_fresh_endpoint_sends_nothing_and_costs_nothing(line: Line) -> None:
+    share = await line.prepared()
+    line.clock.advance(200)
+    await line.broadcaster.send(share)
+    assert line.nodes.posts == []
+    assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    await line.next_block()
+    assert len(line.nodes.posts) == 1
+
+
+async def test_an_accepted_message_that_is_not_counted_goes_elsewhere_after_three_blocks(line: Line) -> None:
+    await line.broadcaster.send(await line.prepared())
+    for _ in range(2):
+        await line.next_block()
+    assert line.nodes.asked == [FIRST]
+    await line.next_block()
+    assert line.nodes.asked == [FIRST, SECOND]
+
+
+@pytest.mark.rule("R8")
+@pytest.mark.parametrize("answer", [ACCEPTS, refuses("nothing that we know"), refuses("invalid anchor height")])
+async def test_after_ten_blocks_there_is_a_new_proof_at_no_cost_and_at_once(line: Line, answer: Answer) -> None:
+    line.all_nodes(answer)
+    await line.broadcaster.send(await line.prepared())
+    async with line.running():
+        for _ in range(9):
+            await line.next_block()
+        assert len({body for _, body in line.nodes.posts}) == 1, "the same bytes"
+        assert len(line.prover.begun) == 1, "not more than one proof in ten blocks"
+        await line.next_block()
+        await until(lambda: len({body for _, body in line.nodes.posts}) == 2)
+        assert len(line.prover.begun) == 2
+        assert line.row(1, "attempts") == (0,)
+
+
+@pytest.mark.rule("R12")
+async def test_spent_is_no_more_than_broadcast_until_a_block_has_it(line: Line) -> None:
+    line.all_nodes(SPENT)
+    await line.broadcaster.send(await line.prepared())
+    assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    for _ in range(25):
+        await line.next_block()
+    assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert len(line.prover.begun) == 1, "another proof could not change it"
+    sent = len(line.nodes.posts)
+    assert await line.count_on_chain(1)
+    assert line.row(1) is None
+    for _ in range(12):
+        await line.next_block()
+    assert len(line.nodes.posts) == sent, "never retried"
+    assert (await line.store.counts())[make_share(1).round_id] == {ShareState.SUBMITTED: 1}
+
+
+@pytest.mark.rule("R12")
+async def test_a_share_that_is_counted_while_it_is_sent_is_done(line: Line) -> None:
+    async def count(body: dict[str, Any]) -> httpx.Response:
+        await line.count_on_chain(1)
+        return await BAD_PROOF(body)
+
+    line.nodes.answers[FIRST] = count
+    line.prover.valid = False
+    share = await line.prepared()
+    await line.broadcaster.send(share)
+    await line.broadcaster.send(share)
+    assert (line.row(1), len(line.nodes.posts)) == (None, 1)
+
+
+@pytest.mark.rule("R11")
+async def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(line: Line) -> None:
+    line.nodes.answers[FIRST] = BAD_PROOF
+    line.prover.valid = False
+    await line.broadcaster.send(await line.prepared())
+    assert line.row(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START + 2) * 1000)
+    assert line.prover.verified == [("k10", ANCHOR.root)], "against the chain's own root at its anchor"
+    assert line.circuits.current == "k10"
+
+
+async def test_a_good_proof_that_is_refused_is_made_with_the_other_circuit_at_no_cost(line: Line) -> None:
+    async def takes_k11(body: dict[str, Any]) -> httpx.Response:
+        return await (ACCEPTS if line.prover.circuits[-1] == "k11" else BAD_PROOF)(body)
+
+    line.all_nodes(takes_k11)
+    line.circuits.begin("svote-test", "", None)
+    async with line.running():
+        await line.put(1)
+        await until(lambda: len(line.prover.begun) == 2)
+        key = CircuitChoice.key("svote-test")
+        await until(lambda: line.rows("SELECT value FROM meta WHERE key = ?", key) == [("k11",)])
+    assert line.prover.circuits == ["k10", "k11"]
+    assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert line.sending()[-1] == "ACCEPTED"
+
+
+async def test_a_circuit_set_by_hand_pauses_the_queue_and_spends_nothing(tmp_path: Path) -> None:
+    async with open_line(tmp_path / "queue.db", circuit="k11") as line:
+        line.all_nodes(BAD_PROOF)
+        async with line.running():
+            await line.put(1)
+            await until(lambda: line.circuits.paused)
+            await line.put(2)
+            await line.settle()
+            assert line.processor.paused is not None
+            assert line.prover.positions == [1]
+            assert line.row(1, "state, attempts") == (ShareState.RECEIVED, 0)
+            assert await line.turns_at_rest() == 0
+
+
+@pytest.mark.rule("R15")
+async def test_a_message_that_can_never_be_taken_fails_and_is_reported(line: Line) -> None:
+    line.nodes.answers[FIRST] = refuses("invalid message field: proposal", 9)
+    share = await line.prepared()
+    with capture_logs() as logs:
+        await line.broadcaster.send(share)
+    assert line.row(1, "state, attempts, length(primary_blind)") == (ShareState.FAILED, 0, 32)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["a share has failed for good"]
+    assert line.stats.counts["failed"] == 1
+    assert line.stats.summary(0)["recent_failures"] == [
+        {"stage": "broadcast", "reason": "invalid message field: proposal"}
+    ]
+
+
+@pytest.mark.rule("R4")
+async def test_nothing_leaves_when_the_clock_was_set_back_behind_its_time(line: Line) -> None:
+    share = await line.prepared()
+    line.clock.jump(-60)
+    line.block()
+    await line.broadcaster.send(share)
+    await line.next_block()
+    assert line.nodes.posts == []
+    line.clock.advance(55)
+    await line.next_block()
+    assert len(line.nodes.posts) == 1
