@@ -13,7 +13,7 @@ from helper.attempts import Attempts
 from helper.chain.failover import Endpoint, Endpoints
 from helper.chain.message import RevealMessage
 from helper.chain.outcome import Outcome, Spends, Verdict
-from helper.circuits import CircuitChoice, Refused
+from helper.circuits import CircuitChoice
 from helper.clock import Clock
 from helper.errors import HelperError, ProverError
 from helper.resend import AT_NEXT_BLOCK, Next, next_step
@@ -84,11 +84,16 @@ class Broadcaster:
         self._stats = stats
         self._sending: set[int] = set()
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
+        self._refused_by: dict[int, tuple[bytes, set[str]]] = {}  # message and endpoints' names, by share
         self._changed: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
         """Call back whenever a share went back to the queue, now or for later."""
         self._changed.append(changed)
+
+    def forget(self, share_id: int) -> None:
+        """This share is done with."""
+        self._refused_by.pop(share_id, None)
 
     async def send(self, share_id: int) -> None:
         """Send one share's prepared message now; nothing happens when it was counted meanwhile."""
@@ -159,16 +164,19 @@ class Broadcaster:
             if outcome.verdict in AT_NEXT_BLOCK:
                 self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
             if outcome.left:
-                await self._answered(reveal, message, outcome)
+                await self._answered(reveal, message, outcome, endpoint)
                 return
             self._endpoints.rest(endpoint, outcome.log)
 
     def _candidates(self, reveal: SentReveal) -> list[Endpoint]:
-        """Fresh endpoints: the one that had this message last at the end, before it those that answer badly."""
-        now = self._clock.monotonic()
+        """Fresh endpoints: last those that refused this message, before them the one that had it last, and those that
+        answer badly.
+        """
+        now, refusers = self._clock.monotonic(), self._refusers(reveal)
 
-        def preference(endpoint: Endpoint) -> tuple[bool, bool]:
-            return endpoint.name == reveal.last_endpoint, self._avoided.get(endpoint.name, now) > now
+        def preference(endpoint: Endpoint) -> tuple[bool, bool, bool]:
+            badly = self._avoided.get(endpoint.name, now) > now
+            return endpoint.name in refusers, endpoint.name == reveal.last_endpoint, badly
 
         return sorted(self._endpoints.fresh, key=preference)
 
@@ -177,27 +185,46 @@ class Broadcaster:
         if reveal.first_try:
             self._stats.lateness_broadcast.add(self._clock.now() - reveal.due_ms / 1000)
 
-    async def _answered(self, reveal: SentReveal, message: RevealMessage, outcome: Outcome) -> None:
+    async def _answered(self, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Endpoint) -> None:
         """What the answer means, and what it costs by the table of outcomes."""
         if outcome.verdict is Verdict.ACCEPTED:
             await self._circuits.accepted(reveal.prepared.circuit)
-        elif outcome.verdict.spends is Spends.ATTEMPT:
-            await self._proof_refused(reveal, message, outcome)
-        elif outcome.verdict.spends is Spends.FINAL:
+        elif outcome.verdict.spends is Spends.NONE:
+            log.info("a reveal is not in yet", outcome=outcome.verdict.name, reason=outcome.log)
+        elif outcome.verdict is Verdict.BAD_PROOF and not await self._verifies(reveal, message):
+            await self._spend(reveal, outcome)
+        else:
+            await self._refused(reveal, outcome, endpoint)
+
+    async def _refused(self, reveal: SentReveal, outcome: Outcome, endpoint: Endpoint) -> None:
+        """A node refuses what is right by our own word. It may lie or be broken: it takes every fresh endpoint to
+        believe it; until then the same bytes go to the others, block by block.
+        """
+        refusers = self._refusers(reveal)
+        refusers.add(endpoint.name)
+        self._refused_by[reveal.share_id] = (reveal.prepared.tx_hash, refusers)
+        if any(other.name not in refusers for other in self._endpoints.fresh):
+            log.warning("an endpoint refuses a reveal", endpoint=endpoint.name, reason=outcome.log)
+            return
+        self.forget(reveal.share_id)
+        if outcome.verdict is Verdict.BAD_PROOF:
+            self._circuits.refused(reveal.share_id, reveal.prepared.circuit)
+            await self._put_back(reveal, f"the chain refuses {reveal.prepared.circuit} proofs")
+        elif len(refusers) > 1:
             await self._attempts.fail(reveal.share_id, "broadcast", outcome.log)
         else:
-            log.info("a reveal is not in yet", verdict=outcome.verdict.name, reason=outcome.log)
+            await self._spend(reveal, outcome)
 
-    async def _proof_refused(self, reveal: SentReveal, message: RevealMessage, outcome: Outcome) -> None:
-        valid = await self._verifies(reveal, message)
-        circuit = reveal.prepared.circuit
-        if self._circuits.refused(reveal.share_id, circuit, valid=valid) is Refused.SPEND_ATTEMPT:
-            await self._attempts.spend(
-                reveal.share_id, reveal.attempts, "broadcast", outcome.log, not_before_ms=reveal.due_ms
-            )
-            self._tell_changed()
-        else:
-            await self._put_back(reveal, f"the chain refuses {circuit} proofs")
+    def _refusers(self, reveal: SentReveal) -> set[str]:
+        """The endpoints that refused this very message."""
+        tx_hash, names = self._refused_by.get(reveal.share_id, (b"", set()))
+        return names if tx_hash == reveal.prepared.tx_hash else set()
+
+    async def _spend(self, reveal: SentReveal, outcome: Outcome) -> None:
+        await self._attempts.spend(
+            reveal.share_id, reveal.attempts, "broadcast", outcome.log, not_before_ms=reveal.due_ms
+        )
+        self._tell_changed()
 
     async def _put_back(self, reveal: SentReveal, note: str) -> None:
         await self._store.put_back(reveal.share_id, stage="broadcast", note=note)

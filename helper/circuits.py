@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from enum import Enum
 
 import structlog
 
@@ -25,14 +24,6 @@ PAUSE_SECONDS = 60.0
 """How long a refusal of the generation set by hand pauses the queue before a share is tried again."""
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
-
-
-class Refused(Enum):
-    """What follows when the chain refused a proof."""
-
-    TRY_OTHER = "the other generation is tried, no attempt spent"
-    PAUSED = "the queue pauses, no attempt spent"
-    SPEND_ATTEMPT = "the proof itself is at fault: one attempt"
 
 
 def by_version(version: str) -> str | None:
@@ -57,9 +48,7 @@ class CircuitChoice:
         remember: keeps what a chain accepted, as (key, value).
     """
 
-    def __init__(
-        self, setting: str, *, clock: Clock, remember: Callable[[str, str], Awaitable[None]]
-    ) -> None:
+    def __init__(self, setting: str, *, clock: Clock, remember: Callable[[str, str], Awaitable[None]]) -> None:
         self._auto = setting == "auto"
         self._clock = clock
         self._remember = remember
@@ -67,6 +56,7 @@ class CircuitChoice:
         self._remembered: str | None = None
         self._refused: dict[int, set[str]] = {}
         self._paused_until: float | None = None
+        self._pause_reason = ""
         self.current = NEWER if self._auto else setting
 
     @staticmethod
@@ -80,9 +70,7 @@ class CircuitChoice:
         if self._auto:
             known = remembered if remembered in GENERATIONS else None
             self.current = known or by_version(version) or NEWER
-        log.info(
-            "circuit chosen", circuit=self.current, chain_id=chain_id, remembered=remembered, version=version
-        )
+        log.info("circuit chosen", circuit=self.current, chain_id=chain_id, remembered=remembered, version=version)
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -94,37 +82,42 @@ class CircuitChoice:
         """Why the queue is paused on account of the circuit, or None."""
         if self._paused_until is None or self._clock.monotonic() >= self._paused_until:
             return None
-        return (
-            f"the chain refuses {self.current} proofs that are valid: it runs the other circuit; "
-            f'set [prover] circuit = "auto" or "{other(self.current)}"'
-        )
+        return self._pause_reason
 
     async def accepted(self, circuit: str) -> None:
         """The chain took a proof of this generation."""
         self._paused_until = None
         if not self._auto or circuit == self._remembered:
             return
-        self._remembered = self.current = circuit
         await self._remember(self.key(self._chain_id), circuit)
+        self._remembered = self.current = circuit
         log.info("the chain accepts this circuit", circuit=circuit, chain_id=self._chain_id)
 
-    def refused(self, share_id: int, circuit: str, *, valid: bool) -> Refused:
-        """The chain refused a proof of this generation; `valid` is what our own verifier says of it."""
-        if not valid:
-            return Refused.SPEND_ATTEMPT
+    def refused(self, share_id: int, circuit: str) -> None:
+        """The chain refused a proof of this generation that our own verifier accepts; no attempt is spent on it.
+
+        The next proof is of the other generation. Where that is not allowed, or was refused for this share too, the
+        queue pauses: a share is tried again after `PAUSE_SECONDS`, as chains are upgraded and nodes mended.
+        """
         if not self._auto:
-            self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
-            log.error("the chain refuses valid proofs", reason=self.paused, circuit=circuit)
-            return Refused.PAUSED
+            self._pause(
+                f"the chain refuses {circuit} proofs that are valid: it runs the other circuit; "
+                f'set [prover] circuit = "auto" or "{other(circuit)}"'
+            )
+            return
         tried = self._refused.setdefault(share_id, set())
         tried.add(circuit)
-        if tried.issuperset(GENERATIONS):
-            del self._refused[share_id]
-            return Refused.SPEND_ATTEMPT
         if self.current == circuit:
             self.current = other(circuit)
             log.warning("the chain refuses this circuit, trying the other", circuit=circuit)
-        return Refused.TRY_OTHER
+        if tried.issuperset(GENERATIONS):
+            self.forget(share_id)
+            self._pause("the chain refuses valid proofs of both circuits: ask whether its nodes are well")
+
+    def _pause(self, reason: str) -> None:
+        self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
+        self._pause_reason = reason
+        log.error("the chain refuses valid proofs", reason=reason)
 
     def forget(self, share_id: int) -> None:
         """This share is done with."""

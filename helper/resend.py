@@ -18,6 +18,8 @@ REPROVE_BLOCKS = 10
 
 AT_NEXT_BLOCK = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
 """What says nothing against the message itself: the same bytes again, one block later."""
+ONE_NODES_WORD = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
+"""What is believed only of every endpoint: the same bytes to another one, one block later."""
 
 
 class Next(Enum):
@@ -50,4 +52,4 @@ def next_step(
     return Next.SEND if height >= last_height + patience else Next.WAIT
 
 
-_QUICK = frozenset(verdict.name for verdict in AT_NEXT_BLOCK)
+_QUICK = frozenset(verdict.name for verdict in AT_NEXT_BLOCK | ONE_NODES_WORD)

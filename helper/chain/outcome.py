@@ -113,9 +113,11 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
     ("", None, Verdict.REFUSED),
 )
 
+# How a chain's 400 begins.
+_READ_AND_REFUSED = ("validation failed:", "invalid JSON:")
 # HTTP statuses that mean "not looked at": nothing can have been taken.
 _NOT_LOOKED_AT = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
-_LONG_HEX = re.compile(r"[0-9A-Fa-f]{16,}")
+_LONG = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
 def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
@@ -135,7 +137,8 @@ def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
     except ChainAnswerError as problem:
         return Outcome(Verdict.AMBIGUOUS, log=f"HTTP {status}: {problem}")
     if status == 400 and error:
-        verdict = Verdict.PERMANENT
+        # The chain's own words about a message that it could read; anything else may be a proxy's.
+        verdict = Verdict.PERMANENT if error.startswith(_READ_AND_REFUSED) else Verdict.REFUSED
     elif status not in (200, 422) or (code is None and not tx_hash):
         verdict = Verdict.AMBIGUOUS
     elif status == 200 and not code:
@@ -151,5 +154,5 @@ def _refusal(code: int | None, log: str) -> Verdict:
 
 
 def presentable(text: str) -> str:
-    """A node's words as they may stand in our logs: one line, 300 characters, no long hex numbers."""
-    return _LONG_HEX.sub("…", " ".join(text.split()))[:300]
+    """A node's words as they may stand in our logs: one line, 300 characters, no long hex or base64."""
+    return _LONG.sub("…", " ".join(text.split()))[:300]

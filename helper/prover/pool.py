@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -15,6 +15,7 @@ import structlog
 from helper.clock import Clock
 from helper.errors import ProofFailed, ProverDied, ProverError
 from helper.prover.frames import Frame
+from helper.prover.job import Proof, ProofJob
 from helper.prover.process import WorkerProcess
 
 log = structlog.get_logger("helper.prover")
@@ -32,37 +33,6 @@ WorkerCommand = Sequence[str]
 """The program and arguments that start one worker."""
 
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.prover.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class ProofJob:
-    """What a worker needs for one proof; lengths in bytes as in `proofs.prove`."""
-
-    circuit: str
-    path: bytes = field(repr=False)
-    position: int = field(repr=False)
-    share_comms: bytes = field(repr=False)
-    primary_blind: bytes = field(repr=False)
-    c1: bytes = field(repr=False)
-    c2: bytes = field(repr=False)
-    share_index: int
-    proposal_id: int
-    vote_decision: int
-    round_id: bytes
-
-    def frame(self) -> Frame:
-        """The frame that asks a worker for this proof."""
-        return {"op": "prove", **{one.name: getattr(self, one.name) for one in fields(self)}}
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A proof and the two public inputs that the prover computed itself."""
-
-    proof: bytes
-    nullifier: bytes
-    root: bytes
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -104,7 +74,7 @@ class ProverPool:
         self._queue: asyncio.Queue[_Task] = asyncio.Queue()
         self._warm: set[int] = set()
         self._self_tests: dict[int, float] = {}
-        self._all_warm = asyncio.Event()
+        self._first_warm = asyncio.Event()
         self._fatal: asyncio.Future[None] | None = None
         self._pids: dict[int, int] = {}
         self.fingerprints: dict[str, str] = {}
@@ -138,13 +108,13 @@ class ProverPool:
         return max(TIMEOUT_FLOOR, TIMEOUT_FACTOR * slowest)
 
     async def wait_ready(self) -> None:
-        """Wait until every worker was warm once.
+        """Wait until a worker is warm: its keys are made and checked.
 
         Raises:
             ProverError: the keys are not those of the chain's circuits; the service must not start.
         """
         assert self._fatal is not None, "run() starts the workers"
-        warm = asyncio.ensure_future(self._all_warm.wait())
+        warm = asyncio.ensure_future(self._first_warm.wait())
         either: set[asyncio.Future[Any]] = {warm, self._fatal}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -245,16 +215,22 @@ class ProverPool:
             failures = 0 if served else failures + 1
 
     async def _one_life(self, slot: int) -> bool:
-        """Start a worker and feed it until it ends; True when it became ready."""
-        process = await WorkerProcess.spawn(self._command, threads=self._threads())
-        self._pids[slot] = process.pid
+        """Start a worker and feed it until it ends, however it ends; True when it became ready."""
         ready = False
+        try:
+            process = await WorkerProcess.spawn(self._command, threads=self._threads())
+        except OSError as error:
+            log.error("no prover worker could be started", slot=slot, reason=str(error))
+            return ready
+        self._pids[slot] = process.pid
         try:
             ready = await self._start(slot, process)
             while ready:
                 await self._serve_one(process)
         except ProverError as error:
             log.warning("prover worker ended", slot=slot, reason=str(error))
+        except Exception:
+            log.exception("prover worker given up", slot=slot)
         finally:
             self._warm.discard(slot)
             self._pids.pop(slot, None)
@@ -283,8 +259,7 @@ class ProverPool:
         self.fingerprints = dict(reply["fingerprints"])
         self._self_tests[slot] = float(reply["self_test_seconds"])
         self._warm.add(slot)
-        if len(self._self_tests) == self._workers:
-            self._all_warm.set()
+        self._first_warm.set()
         log.info("prover worker ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
@@ -299,7 +274,7 @@ class ProverPool:
             if not task.future.done():
                 task.future.set_exception(error)
             raise
-        except asyncio.CancelledError:
+        except BaseException:
             task.future.cancel()
             raise
         if not task.future.done():

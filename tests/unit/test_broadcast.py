@@ -200,6 +200,10 @@ async def test_a_good_proof_that_is_refused_is_made_with_the_other_circuit_at_no
     line.circuits.begin("svote-test", "", None)
     async with line.running():
         await line.put(1)
+        await until(lambda: line.rows("SELECT last_outcome FROM reveals") == [("BAD_PROOF",)])
+        await line.settle()
+        assert line.circuits.current == "k10", "one node's word is not the chain's"
+        await line.next_block()
         await until(lambda: len(line.prover.begun) == 2)
         key = CircuitChoice.key("svote-test")
         await until(lambda: line.rows("SELECT value FROM meta WHERE key = ?", key) == [("k11",)])
@@ -213,7 +217,11 @@ async def test_a_circuit_set_by_hand_pauses_the_queue_and_spends_nothing(tmp_pat
         line.all_nodes(BAD_PROOF)
         async with line.running():
             await line.put(1)
-            await until(lambda: line.circuits.paused)
+            await until(lambda: line.rows("SELECT last_outcome FROM reveals") == [("BAD_PROOF",)])
+            await line.settle()
+            assert line.circuits.paused is None, "one node's word is not the chain's"
+            await line.next_block()
+            assert line.circuits.paused is not None
             await line.put(2)
             await line.settle()
             assert line.processor.paused is not None
@@ -224,16 +232,41 @@ async def test_a_circuit_set_by_hand_pauses_the_queue_and_spends_nothing(tmp_pat
 
 @pytest.mark.rule("R15")
 async def test_a_message_that_can_never_be_taken_fails_and_is_reported(line: Line) -> None:
-    line.nodes.answers[FIRST] = refuses("invalid message field: proposal", 9)
+    line.all_nodes(refuses("invalid message field: proposal", 9))
     share = await line.prepared()
     with capture_logs() as logs:
         await line.broadcaster.send(share)
+        assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0), "one node's word is not the chain's"
+        await line.next_block()
+    assert line.nodes.asked == [FIRST, SECOND]
     assert line.row(1, "state, attempts, length(primary_blind)") == (ShareState.FAILED, 0, 32)
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["a share has failed for good"]
     assert line.stats.counts["failed"] == 1
     assert line.stats.summary(0)["recent_failures"] == [
         {"stage": "broadcast", "reason": "invalid message field: proposal"}
     ]
+
+
+@pytest.mark.parametrize(
+    "refusal", [refuses("invalid message field: proposal", 9), BAD_PROOF], ids=["fields", "proof"]
+)
+async def test_one_node_that_refuses_all_loses_nothing_while_another_is_well(line: Line, refusal: Answer) -> None:
+    line.nodes.answers[FIRST] = refusal
+    share = await line.prepared()
+    await line.broadcaster.send(share)
+    await line.next_block()
+    assert line.nodes.asked == [FIRST, SECOND]
+    assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert line.sending()[-1] == "ACCEPTED"
+    assert (line.circuits.current, line.circuits.paused) == ("k10", None)
+
+
+async def test_the_only_nodes_refusal_for_good_is_one_attempt_of_five(line: Line) -> None:
+    line.nodes.answers[FIRST] = refuses("invalid message field: proposal", 9)
+    line.endpoints.rest(line.endpoints.all[1], "away")
+    share = await line.prepared()
+    await line.broadcaster.send(share)
+    assert line.row(1, "state, attempts") == (ShareState.RECEIVED, 1)
 
 
 @pytest.mark.rule("R4")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helper.circuits import PAUSE_SECONDS, CircuitChoice, Refused, by_version
+from helper.circuits import PAUSE_SECONDS, CircuitChoice, by_version
+from helper.errors import StoreFull
 from tests.support.clock import FakeClock
 
 
@@ -70,9 +71,9 @@ async def test_a_refused_valid_proof_switches_once_and_the_accepted_generation_i
 ) -> None:
     auto = choice("auto", clock, memory)
     auto.begin("svote-1", "", None)
-    assert auto.refused(1, "k10", valid=True) is Refused.TRY_OTHER
+    auto.refused(1, "k10")
     assert auto.current == "k11"
-    assert auto.refused(2, "k10", valid=True) is Refused.TRY_OTHER
+    auto.refused(2, "k10")
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
     await auto.accepted("k11")
     assert memory == {"circuit:svote-1": "k11"}
@@ -81,19 +82,33 @@ async def test_a_refused_valid_proof_switches_once_and_the_accepted_generation_i
     assert again.current == "k11"
 
 
-def test_a_share_refused_with_both_generations_costs_an_attempt(clock: FakeClock, memory: Memory) -> None:
+def test_a_share_refused_with_both_generations_pauses_the_queue(clock: FakeClock, memory: Memory) -> None:
     auto = choice("auto", clock, memory)
     auto.begin("svote-1", "", None)
-    assert auto.refused(1, "k10", valid=True) is Refused.TRY_OTHER
-    assert auto.refused(1, "k11", valid=True) is Refused.SPEND_ATTEMPT
+    auto.refused(1, "k10")
+    assert auto.paused is None
+    auto.refused(1, "k11")
+    assert auto.paused is not None
+    assert "both" in auto.paused
+    assert auto.current == "k10", "and the other one is tried after the pause"
 
 
-@pytest.mark.parametrize("setting", ["auto", "k11"])
-def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(clock: FakeClock, memory: Memory, setting: str) -> None:
-    chosen = choice(setting, clock, memory)
-    before = chosen.current
-    assert chosen.refused(1, before, valid=False) is Refused.SPEND_ATTEMPT
-    assert (chosen.current, chosen.paused) == (before, None)
+@pytest.mark.anyio
+async def test_what_could_not_be_remembered_is_remembered_later(clock: FakeClock, memory: Memory) -> None:
+    full = True
+
+    async def remember(key: str, value: str) -> None:
+        if full:
+            raise StoreFull("no space")
+        await memory.put(key, value)
+
+    auto = CircuitChoice("auto", clock=clock, remember=remember)
+    auto.begin("svote-1", "", None)
+    with pytest.raises(StoreFull):
+        await auto.accepted("k10")
+    full = False
+    await auto.accepted("k10")
+    assert memory == {"circuit:svote-1": "k10"}
 
 
 @pytest.mark.anyio
@@ -101,12 +116,13 @@ async def test_a_generation_set_by_hand_pauses_the_queue_and_says_why(clock: Fak
     by_hand = choice("k11", clock, memory)
     by_hand.begin("svote-1", "v1.3.0", "k10")
     assert (by_hand.current, by_hand.needed) == ("k11", ("k11",))
-    assert by_hand.refused(1, "k11", valid=True) is Refused.PAUSED
+    by_hand.refused(1, "k11")
+    assert by_hand.current == "k11"
     assert by_hand.paused is not None
     assert '"k10"' in by_hand.paused
     clock.advance(PAUSE_SECONDS)
     assert by_hand.paused is None, "one share tries again now and then: the chain may have upgraded"
-    by_hand.refused(1, "k11", valid=True)
+    by_hand.refused(1, "k11")
     await by_hand.accepted("k11")
     assert by_hand.paused is None
     assert memory == {}

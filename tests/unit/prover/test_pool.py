@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import proofs
 from devnet.verifying import STAND_IN
@@ -133,6 +135,27 @@ async def test_keys_with_another_fingerprint_refuse_to_start(monkeypatch: pytest
 
 
 @pytest.mark.anyio
+async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "worker"
+    pool = ProverPool(workers=1, circuits=("k10",), clock=SystemClock(), command=(str(program),))
+    runner = asyncio.create_task(pool.run())
+    try:
+        with capture_logs() as logs:
+            while not any(entry["event"] == "no prover worker could be started" for entry in logs):
+                await asyncio.sleep(0)
+        partial = tmp_path / "partial"
+        partial.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")
+        partial.chmod(0o755)
+        partial.replace(program)
+        async with asyncio.timeout(60):
+            await pool.wait_ready()
+        assert (await pool.prove(job())).proof.startswith(STAND_IN)
+    finally:
+        runner.cancel()
+        await asyncio.gather(runner, return_exceptions=True)
+
+
+@pytest.mark.anyio
 async def test_the_time_limit_is_a_minute_or_fifty_self_tests() -> None:
     async with running() as pool:
         assert pool.timeout == 60.0
@@ -150,6 +173,8 @@ async def main():
     pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command={command!r})
     runner = asyncio.create_task(pool.run())
     await asyncio.sleep(0)
+    while len(pool.pids) < 2:
+        await asyncio.sleep(0)
     await pool.wait_ready()
     print(*pool.pids, flush=True)
     await runner
