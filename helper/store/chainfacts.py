@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,45 +9,63 @@ import orjson
 
 from helper.errors import StoreError
 from helper.share import ShareState
-from helper.store.failure import code_of
-from helper.store.records import ShareRow
+from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, Spent
-from helper.store.tx import Tx
+from helper.store.tx import Tx, fact_row, read_fact
 from helper.store.work import Move, move
 
 CURSOR: Final = "chain.cursor"
 LEAF_BYTES: Final = 32
 SUBTREE_BYTES: Final = 1023 * 32
+MAC_BYTES: Final = 32
 _LIVE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 
-def save_rounds(tx: Tx, rounds: Sequence[RoundLike], now: float) -> None:
-    """Keep rounds as the chain tells them."""
+def save_rounds(tx: Tx, rounds: Sequence[RoundLike], at_ms: int) -> None:
+    """Keep rounds as the chain tells them; what was done about their end stands."""
     for told in rounds:
+        round_no = tx.need_round(told.round_id).no
+        kept = _round(tx, round_no)
         proposals = [[proposal.id, list(proposal.options)] for proposal in told.proposals]
-        tx.run(
-            "save_round",
-            {
-                "round_no": tx.need_round(told.round_id).no,
-                "status": int(told.status),
-                "vote_end_time": told.vote_end_time,
-                "created_at_height": told.created_at_height,
-                "proposals": orjson.dumps(proposals).decode(),
-                "now": now,
-            },
+        row = RoundRow(
+            round_no=round_no,
+            status=int(told.status),
+            vote_end_time=told.vote_end_time,
+            created_at_height=told.created_at_height,
+            proposals=orjson.dumps(proposals).decode(),
+            seen_ms=at_ms,
+            closed_ms=None if kept is None else kept.closed_ms,
+            alerted_ms=None if kept is None else kept.alerted_ms,
         )
+        tx.run("save_round", row.sealed(tx.keys.rows))
 
 
-def mark(tx: Tx, name: str, round_id: bytes, now: float) -> None:
-    """Note that a round was closed or alerted (`mark_closed`, `mark_alerted`); the first time stands."""
+def mark_closed(tx: Tx, round_id: bytes, at_ms: int) -> None:
+    """Note that the chain has closed a round; the first time stands."""
     key = tx.round_key(round_id)
-    if key is not None:
-        tx.run(name, {"round_no": key.no, "now": now})
+    kept = None if key is None else _round(tx, key.no)
+    if kept is not None and kept.closed_ms is None:
+        tx.run("save_round", kept._replace(closed_ms=at_ms).sealed(tx.keys.rows))
+
+
+def mark_alerted(tx: Tx, round_id: bytes, at_ms: int) -> None:
+    """Note that a round's unsubmitted shares were reported; the first time stands."""
+    key = tx.round_key(round_id)
+    kept = None if key is None else _round(tx, key.no)
+    if kept is not None and kept.alerted_ms is None:
+        tx.run("save_round", kept._replace(alerted_ms=at_ms).sealed(tx.keys.rows))
+
+
+def _round(tx: Tx, round_no: int) -> RoundRow | None:
+    """A round as it is kept; a damaged row counts as none."""
+    found = tx.one("round", (round_no,))
+    row = None if found is None else RoundRow(*found)
+    return row if row is not None and row.is_sound(tx.keys.rows) else None
 
 
 def set_meta(tx: Tx, key: str, value: str) -> None:
     """Remember a text."""
-    tx.run("set_meta", (key, value))
+    tx.run("set_meta", fact_row(key, value))
 
 
 def add_spent(tx: Tx, spent: Sequence[Spent], at_ms: int) -> list[int]:
@@ -57,39 +74,37 @@ def add_spent(tx: Tx, spent: Sequence[Spent], at_ms: int) -> list[int]:
     for round_id, nullifier in spent:
         key = tx.need_round(round_id)
         tx.run("add_spent", (key.no, nullifier))
-        for found in tx.all("shares_of_nullifier", (nullifier,)):
-            row = ShareRow(*found)
-            if row.round_no == key.no and _is_its_own(tx, row, nullifier, at_ms):
-                _bury(tx, row)
-                confirmed.append(row.id)
+        for (share_id,) in tx.all("shares_of_nullifier", (nullifier,)):
+            if _confirm(tx, share_id, key.no, nullifier, at_ms):
+                confirmed.append(share_id)
     return confirmed
 
 
-def _is_its_own(tx: Tx, row: ShareRow, nullifier: bytes, at_ms: int) -> bool:
-    """Whether a share that the index calls ours really has this nullifier; a row at odds with its index is damaged."""
-    if row.nullifier == nullifier and isinstance(row.mac, bytes) and len(row.mac) == 32:
-        return True
-    tx.set_aside(row, at_ms)
-    return False
+def _confirm(tx: Tx, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
+    """Put a tombstone in the place of the share that has this nullifier; the only way to SUBMITTED.
 
-
-def _bury(tx: Tx, row: ShareRow) -> None:
-    """Put a tombstone in a share's place; the only way to SUBMITTED."""
-    if tx.run("bury", (row.round_no, row.mac)):
-        tx.count(row.round_no, ShareState.SUBMITTED, 1)
-    _delete(tx, row.id, row.round_no, row.state)
+    A damaged share is buried too, as far as that can be: one bad row must not hold up a block.
+    """
+    row = tx.share(share_id)
+    if row is None:
+        return False
+    if (row.round_no, row.nullifier) != (round_no, nullifier):
+        if row.is_sound(tx.keys.rows):
+            if row.nullifier != nullifier:
+                tx.index_is_wrong()
+        else:
+            tx.set_aside(share_id, row.damaged(), at_ms)
+        return False
+    if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.run("bury", (round_no, row.mac)):
+        tx.count(round_no, ShareState.SUBMITTED, 1)
+    _delete(tx, share_id, round_no, row.state)
+    return True
 
 
 def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> None:
     # One row a statement: SQLite journals what a statement changes, and beyond 64 kB it does so in a file.
-    try:
-        tx.run("delete_share", (share_id,))
-    except sqlite3.DatabaseError as error:
-        if code_of(error) != sqlite3.SQLITE_CORRUPT:
-            raise
-        # A bit flipped in the row or in an index, so that they are at odds: made anew, they are not.
-        tx.conn.execute("REINDEX shares")
-        tx.run("delete_share", (share_id,))
+    tx.run("delete_share", (share_id,))
+    tx.run("drop_damaged", (share_id,))
     if state in _LIVE:  # the column of a damaged row may say anything
         tx.count(round_no, state, -1)
     tx.erased = True
@@ -98,9 +113,9 @@ def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> None:
 def apply_block(tx: Tx, height: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
     """Take in a block's nullifiers and move the cursor to it, never back."""
     confirmed = add_spent(tx, spent, at_ms)
-    found = tx.one("get_meta", (CURSOR,))
-    if found is None or int(found[0]) < height:
-        tx.run("set_meta", (CURSOR, str(height)))
+    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
+    if cursor is None or int(cursor) < height:
+        set_meta(tx, CURSOR, str(height))
     return confirmed
 
 

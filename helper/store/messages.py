@@ -86,6 +86,12 @@ def set_aside(tx: Tx, share_ids: Iterable[int], at_ms: int) -> None:
         _reveal(tx, share_id, at_ms)
 
 
+def look_through(tx: Tx, at_ms: int) -> None:
+    """Read every share in BROADCAST, so that those that can not be read are set aside."""
+    params = {"state": ShareState.BROADCAST.value, "after": 0, "limit": -1}
+    set_aside(tx, [row[0] for row in tx.all("shares_in_state", params)], at_ms)
+
+
 def _reveal(tx: Tx, share_id: int, at_ms: int) -> RevealRow | None:
     """A sound message of a share in BROADCAST; with a damaged one the whole share is set aside."""
     row = load(tx, share_id, at_ms)
@@ -96,7 +102,7 @@ def _reveal(tx: Tx, share_id: int, at_ms: int) -> RevealRow | None:
         kept = RevealRow(*found)
         if kept.is_sound(tx.keys.rows):
             return kept
-    tx.set_aside(row, at_ms)
+    tx.set_aside(share_id, row.damaged(), at_ms)
     return None
 
 

@@ -8,6 +8,7 @@ import secrets
 import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.store.erasure import Eraser
 from helper.store.failure import translate
 from helper.store.queries import migrations, queries
-from helper.store.tx import Keys, Tx
+from helper.store.tx import Keys, Tx, fact_row, read_fact, read_round_key
 
 APPLICATION_ID: Final = 0x73564F54
 """What the header of our files says: "sVOT"."""
@@ -112,18 +113,23 @@ def open_database(path: Path, clock: Clock) -> Opened:
             f"{path} can not be opened: {error.strerror}",
             advice="Make the directory of [helper] db_path, and let the service's user write in it.",
         ) from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate(error) from error
 
 
 def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Opened:
     _prepare_file(path)
     conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
+    # A damaged text is no reason to stop: the check of its row finds it.
+    conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:
         _examine(conn, path)
         _set_up(conn)
         _migrate(conn)
+        _compare_schema(conn)
         keys = _keys(conn)
+        for row in conn.execute(queries()["round_keys"]).fetchall():
+            read_round_key(row, keys)
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
         eraser = Eraser(conn, path, clock)
     except BaseException:
@@ -203,21 +209,31 @@ def _migrate(conn: sqlite3.Connection) -> None:
         raise
 
 
+def _compare_schema(conn: sqlite3.Connection) -> None:
+    """Refuse a file whose schema is not, letter by letter, what the migrations make: a bit flipped in it."""
+    sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    made = sqlite3.connect(":memory:")
+    try:
+        made.executescript("\n".join(migrations()))
+        expected = made.execute(sql).fetchall()
+    finally:
+        made.close()
+    if conn.execute(sql).fetchall() != expected:
+        raise StoreCorrupt("the database is damaged: its schema is not what this version made")
+
+
 def _keys(conn: sqlite3.Connection) -> Keys:
     """The database's own keys, made with the file."""
     found = []
     for name in ("key.rows", "key.order"):
-        row = conn.execute(queries()["get_meta"], (name,)).fetchone()
-        if row is None:
-            row = (secrets.token_hex(32),)
-            conn.execute(queries()["set_meta"], (name, row[0]))
-        try:
-            key = bytes.fromhex(row[0])
-        except ValueError:
-            key = b""
-        if len(key) != 32:
-            raise StoreCorrupt(f"the database is damaged: {name} is not a key")
-        found.append(key)
+        rows = conn.execute(queries()["get_meta"], (name,)).fetchall()
+        if not rows:
+            rows = [fact_row(name, secrets.token_hex(32))]
+            conn.execute(queries()["set_meta"], rows[0])
+        text = read_fact(rows)
+        if text is None:
+            raise StoreCorrupt(f"the database is damaged: {name} is not what it was")
+        found.append(bytes.fromhex(text))
     return Keys(*found)
 
 

@@ -2,36 +2,38 @@
 
 -- ---------------------------------------------------------------- rounds and small facts
 
+-- Rounds are few, and found without an index (+): a damaged one would hide a round with all its shares.
+
 -- name: round_key
-SELECT no, mac_key FROM round_keys WHERE round_id = ?;
+SELECT no, round_id, mac_key, row_check FROM round_keys WHERE +round_id = ?;
+
+-- name: round_keys
+SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
+
+-- name: last_round_no
+SELECT coalesce(max(no), 0) FROM round_keys;
 
 -- name: add_round_key
-INSERT INTO round_keys (round_id, mac_key) VALUES (?, ?) RETURNING no;
+INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (?, ?, ?, ?);
 
 -- name: save_round
-INSERT INTO rounds (round_no, status, vote_end_time, created_at_height, proposals, seen_at)
-VALUES (:round_no, :status, :vote_end_time, :created_at_height, :proposals, :now)
-ON CONFLICT (round_no) DO UPDATE SET
-  status = excluded.status, vote_end_time = excluded.vote_end_time,
-  created_at_height = excluded.created_at_height, proposals = excluded.proposals,
-  seen_at = excluded.seen_at;
+INSERT OR REPLACE INTO rounds (
+  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: round
+SELECT * FROM rounds WHERE round_no = ?;
 
 -- name: rounds
-SELECT k.round_id, r.status, r.vote_end_time, r.created_at_height, r.proposals, r.closed_at, r.alerted_at
-FROM rounds r JOIN round_keys k ON k.no = r.round_no
+SELECT k.round_id, r.* FROM rounds r JOIN round_keys k ON k.no = r.round_no
 ORDER BY r.created_at_height, r.round_no;
 
--- name: mark_closed
-UPDATE rounds SET closed_at = :now WHERE round_no = :round_no AND closed_at IS NULL;
-
--- name: mark_alerted
-UPDATE rounds SET alerted_at = :now WHERE round_no = :round_no AND alerted_at IS NULL;
-
 -- name: get_meta
-SELECT value FROM meta WHERE key = ?;
+SELECT key, value, row_check FROM meta WHERE key = ?;
 
 -- name: set_meta
-INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+INSERT INTO meta (key, value, row_check) VALUES (?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;
 
 -- name: add_count
 INSERT INTO counters (round_no, state, n) VALUES (?, ?, ?)
@@ -42,7 +44,7 @@ SELECT k.round_id, c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.ro
 
 -- name: round_counts
 SELECT c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no
-WHERE k.round_id = ? AND c.state <> 2 AND c.n > 0;
+WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 
 -- ---------------------------------------------------------------- shares: taking in
 
@@ -76,14 +78,14 @@ INSERT INTO shares (
 SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
 -- name: due_shares
-SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
-WHERE s.round_no = :round_no AND s.state = 0 AND s.due_ms <= :now_ms
-  AND s.id NOT IN (SELECT share_id FROM damaged)
-ORDER BY s.due_ms, s.rank LIMIT :limit;
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = :round_no AND state = 0 AND due_ms <= :now_ms
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms, rank LIMIT :limit;
 
 -- name: next_due
 SELECT due_ms FROM shares
-WHERE round_no = (SELECT no FROM round_keys WHERE round_id = ?) AND state = 0
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = ?) AND state = 0
   AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY due_ms LIMIT 1;
 
@@ -97,10 +99,14 @@ WHERE id = :id AND state = :was;
 SELECT state FROM shares WHERE id = ?;
 
 -- name: is_set_aside
-SELECT 1 FROM damaged WHERE share_id = ?;
+SELECT state FROM damaged WHERE share_id = ?;
 
 -- name: set_aside
-INSERT INTO damaged (share_id, found_ms) VALUES (?, ?) ON CONFLICT (share_id) DO NOTHING;
+INSERT INTO damaged (share_id, found_ms, ref, round_id, state) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (share_id) DO NOTHING;
+
+-- name: drop_damaged
+DELETE FROM damaged WHERE share_id = ?;
 
 -- name: shares_in_state
 SELECT id FROM shares
@@ -168,8 +174,7 @@ WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 INSERT INTO spent (round_no, nullifier) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
 -- name: shares_of_nullifier
-SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
-WHERE s.nullifier = ? ORDER BY s.id;
+SELECT id FROM shares WHERE nullifier = ? ORDER BY id;
 
 -- name: bury
 INSERT INTO tombstones (round_no, mac) VALUES (?, ?) ON CONFLICT DO NOTHING;
@@ -188,7 +193,7 @@ INSERT INTO tree_leaves (round_no, start_index, height, leaves) VALUES (?, ?, ?,
 
 -- name: load_leaves
 SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
-WHERE k.round_id = ? ORDER BY l.start_index;
+WHERE +k.round_id = ? ORDER BY l.start_index;
 
 -- name: add_subtree
 INSERT INTO tree_subtrees (round_no, idx, nodes) VALUES (?, ?, ?)
@@ -196,7 +201,7 @@ ON CONFLICT (round_no, idx) DO UPDATE SET nodes = excluded.nodes WHERE nodes <> 
 
 -- name: load_subtrees
 SELECT t.idx, t.nodes FROM tree_subtrees t JOIN round_keys k ON k.no = t.round_no
-WHERE k.round_id = ? ORDER BY t.idx;
+WHERE +k.round_id = ? ORDER BY t.idx;
 
 -- name: drop_leaves
 DELETE FROM tree_leaves WHERE round_no = ?;
@@ -229,7 +234,7 @@ DELETE FROM round_keys WHERE no = ?;
 SELECT s.mac, :round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
 FROM shares s
-WHERE s.round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND s.state = 0
+WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s.state = 0
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
@@ -258,5 +263,4 @@ SELECT tx_hash, anchor_height, circuit, sends, first_sent_height, last_sent_heig
 FROM reveals WHERE share_id = ?;
 
 -- name: damaged
-SELECT s.mac, k.round_id, s.state FROM damaged d JOIN shares s ON s.id = d.share_id
-LEFT JOIN round_keys k ON k.no = s.round_no ORDER BY d.share_id;
+SELECT ref, round_id, state FROM damaged ORDER BY share_id;

@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -54,7 +55,7 @@ class Reader:
                 if code_of(error) not in _CANNOT_OPEN or _has_wal(self._path):
                     raise
                 self._conn = await _connect(self._path, "mode=ro&immutable=1")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate(error) from error
 
     async def close(self) -> None:
@@ -77,13 +78,14 @@ class Reader:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:
             rows: Iterable[Any] = await self._conn.execute_fetchall(sql, params)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate(error) from error
         return list(rows)
 
 
 async def _connect(path: Path, options: str) -> aiosqlite.Connection:
     conn = await aiosqlite.connect(f"{path.resolve().as_uri()}?{options}", uri=True, isolation_level=None)
+    conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         await conn.execute_fetchall("PRAGMA query_only = ON")
         await conn.execute_fetchall("PRAGMA temp_store = MEMORY")
@@ -206,10 +208,7 @@ async def show(fetch: Fetch, ref: str) -> QueueStory | None:
 
 async def damaged(fetch: Fetch) -> list[DamagedShare]:
     """The rows that were set aside."""
-    return [
-        DamagedShare(share_ref(mac), b"" if round_id is None else round_id, state)
-        for mac, round_id, state in await fetch("damaged", ())
-    ]
+    return [DamagedShare(ref, round_id, state) for ref, round_id, state in await fetch("damaged", ())]
 
 
 def _entry(row: Row) -> QueueEntry:

@@ -16,6 +16,8 @@ Column = int | str | bytes | float | None
 """What a column may hold."""
 
 CHECK_BYTES = 8
+FACTS_KEY = b"small facts"
+"""The key of the checks of `meta`, where the database's own keys are kept: known, as it guards against damage only."""
 MAX_NOTE = 400
 _LETTERS = {int: b"i", bytes: b"b", str: b"s", NoneType: b"n"}
 
@@ -58,6 +60,15 @@ def short(text: str, limit: int = MAX_NOTE) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
+    """Whether a row, whose last column is its check, is as it was written."""
+    kept = row[-1]
+    try:
+        return isinstance(kept, bytes) and compare_digest(kept, row_check(key, row[:-1]))
+    except (TypeError, struct.error):
+        return False  # a column of a type or size that is never written
+
+
 class ShareRow(NamedTuple):
     """A live share: its round's id, then the columns of `shares` in their order."""
 
@@ -93,7 +104,7 @@ class ShareRow(NamedTuple):
 
     def is_sound(self, key: bytes) -> bool:
         """Whether the row is as it was written."""
-        return _is_sound(key, self)
+        return is_sound(key, self)
 
     def columns(self) -> tuple[Column, ...]:
         """The values for the columns of `shares`."""
@@ -160,7 +171,7 @@ class RevealRow(NamedTuple):
 
     def is_sound(self, key: bytes) -> bool:
         """Whether the row is as it was written."""
-        return _is_sound(key, self)
+        return is_sound(key, self)
 
     def sent(self, share: ShareRow, *, first_try: bool) -> SentReveal:
         """The row as the broadcaster gets it."""
@@ -180,12 +191,26 @@ class RevealRow(NamedTuple):
         )
 
 
-def _is_sound(key: bytes, row: ShareRow | RevealRow) -> bool:
-    kept = row.row_check
-    try:
-        return isinstance(kept, bytes) and compare_digest(kept, row_check(key, row[:-1]))
-    except (TypeError, struct.error):
-        return False  # a column of a type or size that is never written
+class RoundRow(NamedTuple):
+    """A round as it was last told: the columns of `rounds` in their order."""
+
+    round_no: int
+    status: int
+    vote_end_time: int
+    created_at_height: int
+    proposals: str
+    seen_ms: int
+    closed_ms: int | None = None
+    alerted_ms: int | None = None
+    row_check: bytes = b""
+
+    def sealed(self, key: bytes) -> RoundRow:
+        """The same row with the check that belongs to it."""
+        return self._replace(row_check=row_check(key, self[:-1]))
+
+    def is_sound(self, key: bytes) -> bool:
+        """Whether the row is as it was written."""
+        return is_sound(key, self)
 
 
 def share_ref(mac: bytes) -> str:

@@ -1,29 +1,34 @@
 -- The whole schema as it stands after all migrations. Nothing runs this file: it is what one reads, and a test holds
 -- the migrations to it.
 
+-- A `row_check` is a keyed BLAKE2b over the other columns: a row whose bytes changed on disk is never acted on.
+
 -- Small facts: the cursor, the chain's id, the keys of this database (hex).
 CREATE TABLE meta (
-  key   TEXT PRIMARY KEY,
-  value TEXT NOT NULL
+  key       TEXT PRIMARY KEY,
+  value     TEXT NOT NULL,
+  row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT, WITHOUT ROWID;
 
 -- Every round that anything here belongs to: a short number for it, and the key of its shares' macs.
 CREATE TABLE round_keys (
-  no       INTEGER PRIMARY KEY,
-  round_id BLOB NOT NULL UNIQUE CHECK (length(round_id) = 32),
-  mac_key  BLOB NOT NULL CHECK (length(mac_key) = 32)
+  no        INTEGER PRIMARY KEY,
+  round_id  BLOB NOT NULL UNIQUE CHECK (length(round_id) = 32),
+  mac_key   BLOB NOT NULL CHECK (length(mac_key) = 32),
+  row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
--- Rounds as the chain last told them (at `seen_at`). Times are unix seconds.
+-- Rounds as the chain last told them, at `seen_ms`. A damaged row counts as none: the chain tells it again.
 CREATE TABLE rounds (
   round_no          INTEGER PRIMARY KEY REFERENCES round_keys (no),
   status            INTEGER NOT NULL CHECK (status BETWEEN 0 AND 255),
   vote_end_time     INTEGER NOT NULL CHECK (vote_end_time >= 0),
   created_at_height INTEGER NOT NULL CHECK (created_at_height >= 0),
   proposals         TEXT NOT NULL CHECK (length(proposals) >= 2),
-  seen_at           REAL NOT NULL,
-  closed_at         REAL,
-  alerted_at        REAL
+  seen_ms           INTEGER NOT NULL CHECK (seen_ms >= 0),
+  closed_ms         INTEGER,
+  alerted_ms        INTEGER,
+  row_check         BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
 -- Live shares. A confirmed one is no row here but a tombstone: state 2 cannot be written. The round is no foreign key:
@@ -52,7 +57,7 @@ CREATE TABLE shares (
   proved_height INTEGER CHECK (proved_height >= 0),
   stage         TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
   note          TEXT NOT NULL CHECK (length(note) <= 400),
-  -- Keyed BLAKE2b over all the others and the round's id: a row whose bytes changed on disk is never acted on.
+  -- Here the check is also over the round's id.
   row_check     BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
@@ -112,10 +117,14 @@ CREATE TABLE history (
   PRIMARY KEY (share_id, n)
 ) STRICT, WITHOUT ROWID;
 
--- Shares whose row failed its check: left as they are, and never worked on.
+-- Shares whose row failed its check: left as they are, and never worked on. Here is what could be read of them; no
+-- foreign key, as that would read the row again.
 CREATE TABLE damaged (
-  share_id INTEGER PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
-  found_ms INTEGER NOT NULL
+  share_id INTEGER PRIMARY KEY,
+  found_ms INTEGER NOT NULL,
+  ref      TEXT NOT NULL,
+  round_id BLOB NOT NULL,
+  state    INTEGER NOT NULL
 ) STRICT;
 
 -- All that is left of a confirmed share: enough to know it again. Ordered by mac, so not by time.

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock, SystemClock
+from helper.errors import StoreCorrupt
 from helper.share import ShareState
 from helper.store import reading, work
 from helper.store.reading import Reader
@@ -77,6 +78,22 @@ class SqliteStore(SqliteWork, SqliteChain):
     async def erased(self) -> None:
         """Wait until everything deleted before this call is gone from the files."""
         await self._writer.run(lambda _tx: None, after_erasure=True)
+
+    async def verify(self) -> list[str]:
+        """Look through the whole file; damaged indexes are made anew. What is still wrong, in SQLite's words.
+
+        Takes as long as reading the file; the writer goes on meanwhile.
+        """
+        if await self._integrity():
+            await self._writer.run(work.reindex)
+        return await self._integrity()
+
+    async def _integrity(self) -> list[str]:
+        try:
+            found = [str(row[0]) for row in await self._reader.run("PRAGMA integrity_check(20)")]
+        except StoreCorrupt as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
 
     @property
     def stats(self) -> WriterStats:

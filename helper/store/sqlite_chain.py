@@ -11,8 +11,10 @@ import orjson
 from helper.share import ShareState
 from helper.store import chainfacts
 from helper.store.chainfacts import LEAF_BYTES
+from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, Spent, StoredRound
 from helper.store.sqlite_base import SqlitePart
+from helper.store.tx import read_fact
 
 CLOSED_AT_ONCE: Final = 200
 """Shares that one operation fails or erases, so that others need not wait long."""
@@ -23,30 +25,20 @@ class SqliteChain(SqlitePart):
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
         """Keep the rounds as the chain tells them."""
-        await self._writer.run(partial(chainfacts.save_rounds, rounds=tuple(rounds), now=now))
+        await self._writer.run(partial(chainfacts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
 
     async def rounds(self) -> list[StoredRound]:
-        """All rounds kept, by age on the chain."""
-        return [
-            StoredRound(
-                round_id=round_id,
-                status=status,
-                vote_end_time=end,
-                created_at_height=height,
-                proposals=tuple((number, tuple(options)) for number, options in orjson.loads(proposals)),
-                closed_at=closed_at,
-                alerted_at=alerted_at,
-            )
-            for round_id, status, end, height, proposals, closed_at, alerted_at in await self._reader.fetch("rounds")
-        ]
+        """All rounds kept, by age on the chain; a damaged one is left out until the chain tells it again."""
+        found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
+        return [_stored(round_id, row) for round_id, row in found if row.is_sound(self._writer.keys.rows)]
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Note that the chain has closed the round; the first time stands."""
-        await self._writer.run(partial(chainfacts.mark, name="mark_closed", round_id=round_id, now=now))
+        await self._writer.run(partial(chainfacts.mark_closed, round_id=round_id, at_ms=int(now * 1000)))
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         """Note that unsubmitted shares of the round were reported; the first time stands."""
-        await self._writer.run(partial(chainfacts.mark, name="mark_alerted", round_id=round_id, now=now))
+        await self._writer.run(partial(chainfacts.mark_alerted, round_id=round_id, at_ms=int(now * 1000)))
 
     async def close_unspent(self, round_id: bytes, *, note: str) -> int:
         """Fail all shares of a closed round that are not confirmed."""
@@ -120,9 +112,20 @@ class SqliteChain(SqlitePart):
 
     async def get_meta(self, key: str) -> str | None:
         """A remembered text."""
-        found = await self._reader.fetch("get_meta", (key,))
-        return str(found[0][0]) if found else None
+        return read_fact(await self._reader.fetch("get_meta", (key,)))
 
     async def set_meta(self, key: str, value: str) -> None:
         """Remember a text."""
         await self._writer.run(partial(chainfacts.set_meta, key=key, value=value))
+
+
+def _stored(round_id: bytes, row: RoundRow) -> StoredRound:
+    return StoredRound(
+        round_id=round_id,
+        status=row.status,
+        vote_end_time=row.vote_end_time,
+        created_at_height=row.created_at_height,
+        proposals=tuple((number, tuple(options)) for number, options in orjson.loads(row.proposals)),
+        closed_at=None if row.closed_ms is None else row.closed_ms / 1000,
+        alerted_at=None if row.alerted_ms is None else row.alerted_ms / 1000,
+    )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
+from helper.errors import StoreCorrupt
 from helper.share import Share, ShareKey
 from helper.store import messages, work
+from helper.store.reading import Row
 from helper.store.rows import Enqueued, PreparedReveal, QueuedShare, SentReveal
 from helper.store.sqlite_base import SqlitePart
-from helper.store.tx import RoundKey
+from helper.store.tx import read_round_key
 
 
 class SqliteWork(SqlitePart):
@@ -24,7 +26,7 @@ class SqliteWork(SqlitePart):
         found = await self._reader.fetch("round_key", (key.round_id,))
         if not found:
             return False
-        round_key = RoundKey(*found[0])
+        round_key = read_round_key(found[0], self._writer.keys)
         mac = round_key.mac(key)
         return bool(
             await self._reader.fetch("is_live", (mac,)) or await self._reader.fetch("is_buried", (round_key.no, mac))
@@ -42,7 +44,7 @@ class SqliteWork(SqlitePart):
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """The earliest due time among the waiting shares of these rounds."""
         found = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
-        return min(found, default=None)
+        return min((due_ms for due_ms in found if isinstance(due_ms, int)), default=None)
 
     async def put_back(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
         """WITNESSED or BROADCAST -> RECEIVED without an attempt."""
@@ -93,13 +95,22 @@ class SqliteWork(SqlitePart):
 
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """The shares in BROADCAST beyond an id, by id; empty only when there are no more."""
-        while found := await self._reader.fetch("unconfirmed", {"limit": limit, "after": after_id}):
+        while found := await self._read_sent(limit, after_id):
             sound, damaged = messages.read_sent(found, self._writer.keys.rows)
             await self._set_aside(damaged)
             if sound:
                 return sound
             after_id = found[-1][1]
         return []
+
+    async def _read_sent(self, limit: int, after_id: int) -> list[Row]:
+        params: dict[str, int] = {"limit": limit, "after": after_id}
+        try:
+            return await self._reader.fetch("unconfirmed", params)
+        except StoreCorrupt:
+            # One row among them can not be read: the writer finds it and sets it aside, so that the others can.
+            await self._writer.run(partial(messages.look_through, at_ms=self._now_ms()))
+            return await self._reader.fetch("unconfirmed", params)
 
     async def _set_aside(self, share_ids: list[int]) -> None:
         """Have the writer look at rows that a reader found damaged: only it changes anything."""

@@ -6,14 +6,19 @@ import hmac
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from helper.errors import StoreCorrupt
 from helper.share import ShareKey, ShareState
+from helper.store.failure import IndexDamageError, UnreadableRowError, code_of
 from helper.store.queries import queries
-from helper.store.records import Column, ShareRow
+from helper.store.records import FACTS_KEY, Column, ShareRow, is_sound, row_check
 from helper.store.rows import DamagedShare
+
+UNREADABLE = DamagedShare("", b"", -1)
+"""What is told of a share whose row can not be read at all."""
 
 Params = tuple[Column, ...] | Mapping[str, Column]
 
@@ -42,6 +47,27 @@ class Keys:
     order: bytes = field(repr=False)
 
 
+def read_round_key(row: tuple[Any, ...], keys: Keys) -> RoundKey:
+    """The key of a round from its row: no, round_id, mac_key, row_check.
+
+    Raises:
+        StoreCorrupt: the row is not as it was written.
+    """
+    if not is_sound(keys.rows, row):
+        raise StoreCorrupt("the database is damaged: the key of a round is not what it was")
+    return RoundKey(row[0], row[2])
+
+
+def read_fact(rows: Sequence[tuple[Any, ...]]) -> str | None:
+    """A remembered text from its row (key, value, row_check); None when there is none, or a damaged one."""
+    return str(rows[0][1]) if rows and is_sound(FACTS_KEY, rows[0]) else None
+
+
+def fact_row(key: str, value: str) -> tuple[str, str, bytes]:
+    """The row of a text to be remembered."""
+    return key, value, row_check(FACTS_KEY, (key, value))
+
+
 @dataclass(slots=True)
 class Tx:
     """One connection and what a batch of operations gathers before it is committed.
@@ -53,6 +79,7 @@ class Tx:
         counts: changes of the counters, by round number and state.
         found: rows that were set aside in this batch.
         erased: something was deleted whose bytes must go from the files soon.
+        healable: the indexes have not yet been made anew since the start.
     """
 
     conn: sqlite3.Connection
@@ -61,6 +88,7 @@ class Tx:
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
     found: list[DamagedShare] = field(default_factory=list)
     erased: bool = False
+    healable: bool = True
     _rounds: dict[bytes, RoundKey] = field(default_factory=dict)
 
     def run(self, name: str, params: Params = ()) -> int:
@@ -87,7 +115,7 @@ class Tx:
             row = self.one("round_key", (round_id,))
             if row is None:
                 return None
-            known = self._rounds[round_id] = RoundKey(*row)
+            known = self._rounds[round_id] = read_round_key(row, self.keys)
         return known
 
     def need_round(self, round_id: bytes) -> RoundKey:
@@ -95,9 +123,10 @@ class Tx:
         known = self.round_key(round_id)
         if known is None:
             mac_key = secrets.token_bytes(32)
-            row = self.one("add_round_key", (round_id, mac_key))
-            assert row is not None
-            known = self._rounds[round_id] = RoundKey(row[0], mac_key)
+            (last,) = self.one("last_round_no") or (0,)
+            row: tuple[Column, ...] = (last + 1, round_id, mac_key)
+            self.run("add_round_key", (*row, row_check(self.keys.rows, row)))
+            known = self._rounds[round_id] = RoundKey(last + 1, mac_key)
         return known
 
     def count(self, round_no: int, state: ShareState | int, change: int) -> None:
@@ -111,10 +140,31 @@ class Tx:
         if changes:
             self.many("add_count", changes)
 
-    def set_aside(self, row: ShareRow, now_ms: int) -> None:
-        """Keep a damaged row out of all work, and have it reported."""
-        if self.run("set_aside", (row.id, now_ms)):
-            self.found.append(row.damaged())
+    def share(self, share_id: int) -> ShareRow | None:
+        """A share's row as it stands, sound or not; None when there is none, or SQLite can not read it.
+
+        Raises:
+            UnreadableRowError: SQLite can not read it; the writer sets it aside and tries anew.
+        """
+        if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,):
+            return None
+        try:
+            found = self.one("share_by_id", (share_id,))
+        except sqlite3.DatabaseError as error:
+            if code_of(error) == sqlite3.SQLITE_CORRUPT:
+                raise UnreadableRowError(share_id) from error
+            raise
+        return None if found is None else ShareRow(*found)
+
+    def index_is_wrong(self) -> None:
+        """An index named a row that is not what it says: have the indexes made anew, or go on if they were."""
+        if self.healable:
+            raise IndexDamageError
+
+    def set_aside(self, share_id: int, what: DamagedShare, at_ms: int) -> None:
+        """Keep a damaged row out of all work, and have it reported (once)."""
+        if self.run("set_aside", (share_id, at_ms, what.ref, what.round_id, what.state)):
+            self.found.append(what)
 
     def forget_rounds(self) -> None:
         """Drop what is remembered of rounds: the transaction was rolled back, or a round purged."""

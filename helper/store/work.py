@@ -90,27 +90,40 @@ def claim_due(tx: Tx, *, now: float, limit: int, rounds: Collection[bytes]) -> l
     """Take up what is due, in order of time and rank over all these rounds."""
     now_ms = int(now * 1000)
     claimed: list[QueuedShare] = []
-    while len(claimed) < limit:
-        found: list[ShareRow] = []
+    seen: set[int] = set()
+    going = True
+    while going and len(claimed) < limit:
+        due: list[tuple[int, int, int]] = []
         for round_id in rounds:
             key = tx.round_key(round_id)
             if key is not None:
                 params = {"round_no": key.no, "now_ms": now_ms, "limit": limit - len(claimed)}
-                found += [ShareRow(*row) for row in tx.all("due_shares", params)]
-        sound = [row for row in found if _is_due(tx, row, now_ms)]
-        for row in sorted(sound, key=lambda row: (row.due_ms, row.rank))[: limit - len(claimed)]:
-            claimed.append(_claim(tx, row))
-        if len(sound) == len(found):
-            break  # nothing was set aside, so no other row was hidden behind it
+                for at_ms, place, share_id in tx.all("due_shares", params):
+                    if isinstance(at_ms, int) and isinstance(place, int):
+                        due.append((at_ms, place, share_id))
+                    else:
+                        tx.index_is_wrong()
+        # No share twice, not even where a damaged index names it twice.
+        ids = dict.fromkeys(share_id for _, _, share_id in sorted(due))
+        fresh = [share_id for share_id in ids if share_id not in seen][: limit - len(claimed)]
+        seen.update(fresh)
+        rows = [row for share_id in fresh if (row := _due_row(tx, share_id, now_ms)) is not None]
+        claimed += [_claim(tx, row) for row in rows]
+        going = len(rows) < len(fresh)  # some were set aside: there may be others behind them
     return claimed
 
 
-def _is_due(tx: Tx, row: ShareRow, now_ms: int) -> bool:
-    """Whether a row that the index calls due is sound and really due; a row at odds with its index is damaged too."""
-    if row.is_sound(tx.keys.rows) and row.due_ms <= now_ms and row.state == ShareState.RECEIVED:
-        return True
-    tx.set_aside(row, now_ms)
-    return False
+def _due_row(tx: Tx, share_id: int, now_ms: int) -> ShareRow | None:
+    """The row that the index calls due, None when it was set aside."""
+    row = load(tx, share_id, now_ms)
+    if row is None:
+        if tx.one("is_set_aside", (share_id,)) is None:
+            tx.index_is_wrong()
+        return None
+    if row.due_ms > now_ms or row.state != ShareState.RECEIVED:
+        tx.index_is_wrong()
+        return None
+    return row
 
 
 def _claim(tx: Tx, row: ShareRow) -> QueuedShare:
@@ -165,12 +178,11 @@ def check_source(row: ShareRow, change: Move) -> ShareState:
 
 def load(tx: Tx, share_id: int, at_ms: int) -> ShareRow | None:
     """A sound row, None when there is none; a damaged one is set aside and counts as none."""
-    found = tx.one("share_by_id", (share_id,))
-    if found is None or tx.one("is_set_aside", (share_id,)) is not None:
+    if tx.one("is_set_aside", (share_id,)) is not None:
         return None
-    row = ShareRow(*found)
-    if not row.is_sound(tx.keys.rows):
-        tx.set_aside(row, at_ms)
+    row = tx.share(share_id)
+    if row is not None and not row.is_sound(tx.keys.rows):
+        tx.set_aside(share_id, row.damaged(), at_ms)
         return None
     return row
 
@@ -276,3 +288,8 @@ def recover_some(tx: Tx, at_ms: int, limit: int) -> int:
     change = Move(_IN_HAND, ShareState.RECEIVED, "restart", "the helper was started again", at_ms)
     ids = [row[0] for row in tx.all("shares_in_state", params)]
     return sum(move(tx, share_id, change) is not None for share_id in ids)
+
+
+def reindex(tx: Tx) -> None:
+    """Make all indexes anew from their rows."""
+    tx.conn.execute("REINDEX")

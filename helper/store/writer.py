@@ -12,20 +12,21 @@ import asyncio
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
 from helper.clock import Clock
-from helper.errors import StoreError
-from helper.store.failure import is_environment, translate
+from helper.errors import StoreCorrupt, StoreError
+from helper.store.failure import UnreadableRowError, is_damage, is_environment, translate
+from helper.store.jobs import BatchFailedError, Job, resolve, settle, tell
 from helper.store.opening import Opened, open_database
 from helper.store.rows import DamagedShare
-from helper.store.tx import Keys, Tx
+from helper.store.tx import UNREADABLE, Keys, Tx
 
 log = structlog.get_logger("helper.store")
 
@@ -44,25 +45,6 @@ class WriterStats:
     failures: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    op: Callable[[Tx], Any]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    after_erasure: bool
-    value: Any = None
-    error: BaseException | None = None
-
-
-class _BatchFailedError(Exception):
-    """The transaction was rolled back; nothing of it was kept."""
-
-    def __init__(self, cause: Exception, *, shared: bool) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.shared = shared
-
-
 class Writer:
     """The writing thread of one database.
 
@@ -76,9 +58,9 @@ class Writer:
         self._path = path
         self._clock = clock
         self._on_damaged = on_damaged
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._held: list[_Job] = []
+        self._held: list[Job] = []
         self._stopped: asyncio.Future[None] | None = None
         self._opened: Opened | None = None
         self.stats = WriterStats()
@@ -118,7 +100,7 @@ class Writer:
             raise StoreError("the database is not open", advice="Start the helper again.")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(op, loop, future, after_erasure))
+        self._jobs.put(Job(op, loop, future, after_erasure))
         return await future
 
     @property
@@ -141,9 +123,9 @@ class Writer:
         try:
             opened = self._opened = open_database(self._path, self._clock)
         except Exception as error:
-            _tell(loop, _settle, started, error)
+            tell(loop, settle, started, error)
             return
-        _tell(loop, _settle, started, None)
+        tell(loop, settle, started, None)
         failure: Exception | None = None
         try:
             self._serve(opened)
@@ -153,7 +135,7 @@ class Writer:
             except (sqlite3.Error, OSError) as error:
                 failure = StoreError(f"the database could not be closed: {error}")
             self._release_held(opened)
-            _tell(loop, _settle, stopped, failure)
+            tell(loop, settle, stopped, failure)
 
     def _serve(self, opened: Opened) -> None:
         going = True
@@ -165,9 +147,9 @@ class Writer:
             if self._held and not opened.eraser.pending:
                 self._release_held(opened)
 
-    def _collect(self, patience: float | None) -> tuple[list[_Job], bool]:
+    def _collect(self, patience: float | None) -> tuple[list[Job], bool]:
         """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
-        batch: list[_Job] = []
+        batch: list[Job] = []
         with suppress(queue.Empty):
             job = self._jobs.get(timeout=patience)
             while job is not None:
@@ -178,11 +160,16 @@ class Writer:
             return batch, False
         return batch, True
 
-    def _work(self, opened: Opened, batch: list[_Job]) -> None:
+    def _work(self, opened: Opened, batch: list[Job]) -> None:
         try:
             self._commit(opened, batch)
-        except _BatchFailedError as failed:
-            if failed.shared or len(batch) == 1:
+        except BatchFailedError as failed:
+            if isinstance(failed.cause, UnreadableRowError):
+                self._set_aside(opened.tx, batch[0].loop, failed.cause.share_id)
+                self._work(opened, batch)
+                return
+            healed = is_damage(failed.cause) and self._heal(opened.tx)
+            if failed.shared or (len(batch) == 1 and not healed):
                 for job in batch:
                     job.value, job.error = None, translate(failed.cause)
             else:
@@ -191,7 +178,28 @@ class Writer:
                 return
         self._deliver(opened, batch)
 
-    def _commit(self, opened: Opened, batch: list[_Job]) -> None:
+    def _set_aside(self, tx: Tx, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
+        """Set a share aside whose row can not be read, so that no operation reads it again."""
+        tx.conn.execute("BEGIN IMMEDIATE")
+        tx.set_aside(share_id, UNREADABLE, int(self._clock.now() * 1000))
+        tx.conn.execute("COMMIT")
+        tx.found.clear()
+        tell(loop, self._report, [UNREADABLE])
+
+    def _heal(self, tx: Tx) -> bool:
+        """Make all indexes anew, once: a row and an index that are at odds can not be changed. Whether it helped."""
+        if not tx.healable:
+            return False
+        tx.healable = False
+        log.error("the database is damaged; its indexes are made anew", advice=StoreCorrupt.advice)
+        try:
+            tx.conn.execute("REINDEX")
+        except sqlite3.Error as error:
+            log.error("the indexes could not be made anew", error=str(error))
+            return False
+        return True
+
+    def _commit(self, opened: Opened, batch: list[Job]) -> None:
         tx = opened.tx
         conn = tx.conn
         try:
@@ -201,7 +209,7 @@ class Writer:
                 try:
                     job.value = job.op(tx)
                 except Exception as error:
-                    if is_environment(error) or not conn.in_transaction or conn.total_changes != before:
+                    if _spoils(error) or not conn.in_transaction or conn.total_changes != before:
                         raise
                     job.error = translate(error)
             tx.flush_counts()
@@ -214,59 +222,33 @@ class Writer:
             tx.rolled_back()
             for job in batch:
                 job.error = None
-            raise _BatchFailedError(error, shared=is_environment(error)) from error
+            raise BatchFailedError(error, shared=is_environment(error)) from error
         self.stats.commits += 1
         self.stats.operations += len(batch)
 
-    def _deliver(self, opened: Opened, batch: list[_Job]) -> None:
+    def _deliver(self, opened: Opened, batch: list[Job]) -> None:
         if opened.tx.erased:
             opened.tx.erased = False
             opened.eraser.note_deleted()
         if opened.tx.found:
             found, opened.tx.found = opened.tx.found, []
-            _tell(batch[0].loop, self._report, found)
+            tell(batch[0].loop, self._report, found)
         pending = opened.eraser.pending
         self._held += [job for job in batch if job.after_erasure and pending]
-        _resolve(job for job in batch if not (job.after_erasure and pending))
+        resolve(job for job in batch if not (job.after_erasure and pending))
 
     def _release_held(self, opened: Opened) -> None:
         held, self._held = self._held, []
         if opened.eraser.pending:
             for job in held:
                 job.error = StoreError("the database was closed before everything deleted was erased")
-        _resolve(held)
+        resolve(held)
 
     def _report(self, found: list[DamagedShare]) -> None:
         for share in found:
             self._on_damaged(share)
 
 
-def _resolve(jobs: Iterable[_Job]) -> None:
-    """Tell callers, with one wake-up a loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-    for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, mine in by_loop.items():
-        _tell(loop, _settle_all, mine)
-
-
-def _settle_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        if not job.future.done():
-            if job.error is None:
-                job.future.set_result(job.value)
-            else:
-                job.future.set_exception(job.error)
-
-
-def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
-    if not future.done():
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(callback, *args)
+def _spoils(error: Exception) -> bool:
+    """Whether the transaction can not go on after this error of one operation."""
+    return is_damage(error) or is_environment(error) or isinstance(error, UnreadableRowError)

@@ -8,6 +8,7 @@ import pytest
 from helper.store import SqliteStore
 from helper.store.base import DamagedShare
 from tests.support.clock import FakeClock
+from tests.unit.store.parts import Opener
 
 
 @pytest.fixture
@@ -27,8 +28,21 @@ def reported() -> list[DamagedShare]:
 
 
 @pytest.fixture
-async def store(path: Path, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[SqliteStore]:
-    opened = SqliteStore(path, clock=clock, on_damaged=reported.append)
-    await opened.open()
-    yield opened
-    await opened.close()
+async def opened(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Opener]:
+    """Opens stores, and closes them all at the end: a reader's thread would keep the tests from ending."""
+    stores: list[SqliteStore] = []
+
+    async def open_store(path: Path) -> SqliteStore:
+        one = SqliteStore(path, clock=clock, on_damaged=reported.append)
+        await one.open()
+        stores.append(one)
+        return one
+
+    yield open_store
+    for one in stores:
+        await one.close()
+
+
+@pytest.fixture
+async def store(path: Path, opened: Opener) -> SqliteStore:
+    return await opened(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,9 @@ from helper.store.base import PreparedReveal, QueuedShare
 NOW = 1_795_268_000.0
 ROUND = bytes(range(32))
 OTHER_ROUND = bytes(range(1, 33))
+
+Opener = Callable[[Path], Awaitable[SqliteStore]]
+"""Opens a store that is closed at the end of the test."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from helper.share import TRANSITIONS, ShareState
 from helper.store import SqliteStore
 from helper.store.queries import schema
 from helper.store.rows import QueueFilter
-from tests.unit.store.parts import NOW, ROUND, claim, hands_on, posted, put, reveal, rows
+from tests.unit.store.parts import NOW, ROUND, Opener, claim, hands_on, posted, put, reveal, rows
 
 LATER = int(NOW + 50) * 1000
 LIVE = [state for state in ShareState if state is not ShareState.SUBMITTED]
@@ -176,7 +176,9 @@ def test_the_schema_and_the_document_name_the_table() -> None:
 
 
 @pytest.mark.rule("R11")
-async def test_attempts_are_counted_across_restarts_and_outages_cost_none(store: SqliteStore, path: Path) -> None:
+async def test_attempts_are_counted_across_restarts_and_outages_cost_none(
+    opened: Opener, store: SqliteStore, path: Path
+) -> None:
     await put(store, 1)
     for attempt in range(1, 4):
         (queued,) = await claim(store, now=NOW + 100)
@@ -187,11 +189,9 @@ async def test_attempts_are_counted_across_restarts_and_outages_cost_none(store:
         assert await claim(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
     await store.close()
 
-    again = SqliteStore(path)
-    await again.open()
+    again = await opened(path)
     (queued,) = await claim(again, now=NOW + 50)
     assert queued.attempts == 3
-    await again.close()
 
 
 async def test_two_crashes_are_counted_apart_from_attempts(store: SqliteStore) -> None:
@@ -205,7 +205,7 @@ async def test_two_crashes_are_counted_apart_from_attempts(store: SqliteStore) -
 
 @pytest.mark.rule("R9", "R6")
 async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_stay(
-    store: SqliteStore, path: Path
+    opened: Opener, store: SqliteStore, path: Path
 ) -> None:
     await put(store, 1, submit_at=int(NOW) + 3)
     await put(store, 2)
@@ -213,15 +213,13 @@ async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_sta
     await store.prepare(first.id, reveal(2))
     await store.close()
 
-    again = SqliteStore(path)
-    await again.open()
+    again = await opened(path)
     assert await again.recover() == 1
     assert await again.recover() == 0
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
     assert await again.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
     (sent,) = await again.unconfirmed()
     assert sent.prepared == reveal(2)
-    await again.close()
 
 
 async def test_release_puts_back_what_is_in_hand_and_leaves_all_else(store: SqliteStore) -> None:

@@ -14,7 +14,7 @@ from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import Enqueued, Store
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, broadcast_one, claim, posted, put, rows
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, broadcast_one, claim, posted, put, rows
 
 
 @pytest.mark.rule("R1")
@@ -96,7 +96,7 @@ async def test_the_same_key_in_another_round_is_another_share(store: SqliteStore
 
 
 async def test_many_at_once_share_few_commits_and_stay_when_the_file_is_opened_again(
-    store: SqliteStore, path: Path, clock: FakeClock
+    opened: Opener, store: SqliteStore, path: Path, clock: FakeClock
 ) -> None:
     numbers = range(512)
     before = store.stats.commits
@@ -106,10 +106,8 @@ async def test_many_at_once_share_few_commits_and_stay_when_the_file_is_opened_a
     assert set(outcomes) == {Enqueued.QUEUED}
     assert store.stats.commits - before <= 32
     await store.close()
-    again = SqliteStore(path, clock=clock)
-    await again.open()
+    again = await opened(path)
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 512}}
-    await again.close()
 
 
 async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: SqliteStore) -> None:
@@ -152,7 +150,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_answered_survives_sigkill(path: Path, clock: FakeClock) -> None:
+async def test_what_was_answered_survives_sigkill(opened: Opener, path: Path, clock: FakeClock) -> None:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CHILD, str(path), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
     )
@@ -162,8 +160,7 @@ async def test_what_was_answered_survives_sigkill(path: Path, clock: FakeClock) 
     answered += [int(line) for line in (await child.stdout.read()).splitlines(keepends=True) if line.endswith(b"\n")]
     await child.wait()
 
-    store = SqliteStore(path, clock=clock)
-    await store.open()
+    store = await opened(path)
 
     lost = [number for number in answered if not await store.is_known(posted(number).share.key)]
     assert len(answered) >= 700

@@ -1,0 +1,66 @@
+"""What is handed to the writing thread, and how its callers are told of the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from helper.store.tx import Tx
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One operation, the caller that waits for it, and what came of it."""
+
+    op: Callable[[Tx], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    after_erasure: bool
+    value: Any = None
+    error: BaseException | None = None
+
+
+class BatchFailedError(Exception):
+    """The transaction was rolled back; nothing of it was kept."""
+
+    def __init__(self, cause: Exception, *, shared: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.shared = shared
+
+
+def resolve(jobs: Iterable[Job]) -> None:
+    """Tell callers, with one wake-up a loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, mine in by_loop.items():
+        tell(loop, settle_all, mine)
+
+
+def settle_all(jobs: list[Job]) -> None:
+    """Give every caller that still waits its result or its error; on the event loop."""
+    for job in jobs:
+        if not job.future.done():
+            if job.error is None:
+                job.future.set_result(job.value)
+            else:
+                job.future.set_exception(job.error)
+
+
+def settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    """End a wait; on the event loop."""
+    if not future.done():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    """Have something called on an event loop, from any thread."""
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(callback, *args)

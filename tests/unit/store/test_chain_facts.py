@@ -1,0 +1,170 @@
+"""What the chain tells: rounds, blocks, leaves; and the end of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from helper.errors import StoreError
+from helper.share import ShareState
+from helper.store import SqliteStore
+from helper.store.base import StoredRound
+from helper.store.rows import QueueFilter
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, claim, posted, put, reveal, rows
+
+LEAVES = b"".join(number.to_bytes(32, "big") for number in range(10))
+TREE_BYTES = 1023 * 32
+
+
+@dataclass
+class ToldProposal:
+    id: int
+    options: tuple[int, ...]
+
+
+@dataclass
+class ToldRound:
+    round_id: bytes = ROUND
+    status: int = 1
+    vote_end_time: int = int(NOW) + 100
+    created_at_height: int = 7
+    proposals: tuple[ToldProposal, ...] = (ToldProposal(1, (0, 1)), ToldProposal(2, (0, 1, 2)))
+
+
+@pytest.mark.rule("R9")
+async def test_rounds_come_back_with_what_was_done_about_their_end(
+    opened: Opener, store: SqliteStore, path: Path
+) -> None:
+    await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND, created_at_height=3)], NOW)
+    await store.mark_closed(ROUND, NOW + 1)
+    await store.mark_closed(ROUND, NOW + 2)
+    await store.mark_alerted(ROUND, NOW + 3)
+    await store.mark_closed(b"?" * 32, NOW)
+    await store.save_rounds([ToldRound(status=2)], NOW + 4)
+    await store.close()
+
+    again = await opened(path)
+    other, first = await again.rounds()
+    assert other.round_id == OTHER_ROUND
+    assert first == StoredRound(
+        round_id=ROUND,
+        status=2,
+        vote_end_time=int(NOW) + 100,
+        created_at_height=7,
+        proposals=((1, (0, 1)), (2, (0, 1, 2))),
+        closed_at=NOW + 1,
+        alerted_at=NOW + 3,
+    )
+
+
+async def test_a_block_is_taken_in_once_however_often_it_is_told(store: SqliteStore, path: Path) -> None:
+    await put(store, 1, 2)
+    block = [(ROUND, posted(1).nullifier), (ROUND, b"n" * 32)]
+
+    assert await store.apply_block(10, block, now=NOW) == [1]
+    before = rows(path, "SELECT * FROM spent"), rows(path, "SELECT * FROM tombstones")
+    assert await store.apply_block(10, block, now=NOW) == []
+    assert await store.add_spent(block) == []
+
+    assert (rows(path, "SELECT * FROM spent"), rows(path, "SELECT * FROM tombstones")) == before
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
+
+
+async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store: SqliteStore) -> None:
+    assert await store.cursor() is None
+    await store.add_spent([(ROUND, b"n" * 32)])
+    assert await store.cursor() is None
+    for height, expected in ((5, 5), (9, 9), (6, 9)):
+        await store.apply_block(height, [], now=NOW)
+        assert await store.cursor() == expected
+
+
+async def test_a_nullifier_counts_in_its_own_round_only(store: SqliteStore) -> None:
+    await put(store, 1)
+
+    assert await store.apply_block(5, [(OTHER_ROUND, posted(1).nullifier)], now=NOW) == []
+
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1}}
+
+
+async def test_leaves_are_kept_once_and_in_order(store: SqliteStore) -> None:
+    await store.save_leaves(ROUND, 3, 0, LEAVES[:96])
+    await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
+    await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
+    await store.save_leaves(ROUND, 5, 0, LEAVES[:160])
+    await store.save_leaves(ROUND, 9, 4, LEAVES[128:])
+    await store.save_leaves(ROUND, 9, 0, b"")
+
+    assert await store.load_leaves(ROUND) == (LEAVES, 9)
+    assert await store.load_leaves(OTHER_ROUND) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "leaves", "message"),
+    [
+        (0, b"?" * 32, "contradict"),
+        (2, LEAVES[64:96] + b"?" * 32, "contradict"),
+        (1, LEAVES[:160], "contradict"),
+        (5, b"?" * 32, "missing"),
+        (4, b"?" * 31, "32 bytes"),
+        (-1, b"?" * 32, "32 bytes"),
+    ],
+)
+async def test_contradicting_or_missing_leaves_are_refused(
+    store: SqliteStore, start: int, leaves: bytes, message: str
+) -> None:
+    await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
+
+    with pytest.raises(StoreError, match=message):
+        await store.save_leaves(ROUND, 4, start, leaves)
+
+    assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
+
+
+async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: SqliteStore) -> None:
+    first, second, fourth = (bytes([n]) * TREE_BYTES for n in (1, 2, 4))
+    await store.save_subtrees(ROUND, 0, first + second)
+    await store.save_subtrees(ROUND, 3, fourth)
+
+    assert await store.load_subtrees(ROUND) == first + second
+    await store.save_subtrees(ROUND, 1, fourth)
+    assert await store.load_subtrees(ROUND) == first + fourth
+    with pytest.raises(StoreError, match="whole subtrees"):
+        await store.save_subtrees(ROUND, 0, b"?")
+
+    await store.save_leaves(ROUND, 3, 0, LEAVES)
+    await store.drop_tree(ROUND)
+    assert (await store.load_subtrees(ROUND), await store.load_leaves(ROUND)) == (b"", (b"", 0))
+
+
+@pytest.mark.rule("R15")
+async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: SqliteStore) -> None:
+    await put(store, *range(250))
+    other = posted(1, round_id=OTHER_ROUND)
+    await store.enqueue(other.share, other.nullifier, now=NOW)
+    for queued in await claim(store, limit=3):
+        if queued.id % 2:
+            await store.prepare(queued.id, reveal(1))
+    await store.fail(250, stage="proof", note="its own reason", spend_attempt=False)
+    await store.apply_block(5, [(ROUND, posted(100).nullifier)], now=NOW)
+    waiting = sum((await store.unsubmitted(ROUND)).values())
+
+    assert waiting == 249
+    assert await store.close_unspent(ROUND, note="closed") == 248
+    assert await store.unsubmitted(ROUND) == {ShareState.FAILED: 249}
+    assert await store.close_unspent(ROUND, note="closed") == 0
+    assert await store.counts() == {
+        ROUND: {ShareState.FAILED: 249, ShareState.SUBMITTED: 1},
+        OTHER_ROUND: {ShareState.RECEIVED: 1},
+    }
+    notes = {entry.note for entry in await store.list_shares(QueueFilter(state=ShareState.FAILED), 999)}
+    assert notes == {"closed", "its own reason"}
+
+
+async def test_texts_are_remembered(store: SqliteStore) -> None:
+    assert await store.get_meta("chain") is None
+    await store.set_meta("chain", "svote-1")
+    await store.set_meta("chain", "svote-2")
+    assert await store.get_meta("chain") == "svote-2"

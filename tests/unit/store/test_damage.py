@@ -1,0 +1,315 @@
+"""A row whose bytes changed on disk is set aside and named, and never acted on; all others go on."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from helper.errors import StoreError
+from helper.share import ShareState
+from helper.store import SqliteStore
+from helper.store.base import DamagedShare
+from helper.store.records import RevealRow, ShareRow, canonical
+from helper.store.rows import QueueFilter
+from tests.support.clock import FakeClock
+from tests.unit.store.parts import NOW, ROUND, Opener, broadcast_one, claim, hands_on, posted, put, reveal, rows
+
+KEY = b"k" * 32
+
+
+def share_row() -> ShareRow:
+    one, text = posted(1), "note"
+    share = one.share
+    fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, one.nullifier)
+    return ShareRow(
+        ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, 2**62, 0, int(NOW) * 1000,
+        2, 1, 99, "proof", text,
+    ).sealed(KEY)  # fmt: skip
+
+
+def reveal_row() -> RevealRow:
+    return RevealRow(7, reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted").sealed(KEY)
+
+
+def changed(value: object) -> list[object]:
+    """What a flipped bit, or a flipped type, may make of a column."""
+    if isinstance(value, bytes):
+        return [value[:-1] + bytes([value[-1] ^ 1]), bytes([value[0] ^ 128]) + value[1:], value[:-1], value.hex(), None]
+    if isinstance(value, str):
+        return [value + "x", value.upper(), value.encode(), None]
+    assert isinstance(value, int)
+    return [value ^ 1, value ^ (1 << 40), -1 - value, None, float(value), str(value)]
+
+
+@pytest.mark.parametrize("row", [share_row(), reveal_row()], ids=["share", "reveal"])
+def test_every_column_is_covered_by_the_check(row: ShareRow | RevealRow) -> None:
+    assert row.is_sound(KEY)
+    assert not row.is_sound(b"another key of this database!!!!")
+
+    unseen = [
+        (name, other)
+        for name, value in zip(row._fields, row, strict=True)
+        for other in changed(value)
+        if type(row)(*{**row._asdict(), name: other}.values()).is_sound(KEY)
+    ]
+
+    assert unseen == []
+
+
+def test_rows_that_differ_in_where_a_text_ends_differ() -> None:
+    assert canonical(("ab", "c")) != canonical(("a", "bc"))
+    assert canonical((b"a", "b")) != canonical(("a", b"b"))
+    assert canonical((1, None)) != canonical((None, 1))
+    with pytest.raises(TypeError, match="float"):
+        canonical((1.0,))
+
+
+async def reopened(opened: Opener, store: SqliteStore, path: Path, change: str) -> SqliteStore:
+    """The store, closed and opened again with its file changed by this statement meanwhile."""
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute("PRAGMA ignore_check_constraints = ON")
+        triggers = conn.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            conn.execute(f"DROP TRIGGER {name}")
+        conn.execute(change)
+        for _, sql in triggers:
+            conn.execute(sql)
+    return await opened(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "tree_position = tree_position + 1",
+        "submit_at = 0",
+        "due_ms = due_ms - 5000",
+        "proposal_id = 2",
+        "vote_decision = 1 - vote_decision",
+        "primary_blind = zeroblob(32)",
+        "share_comms = zeroblob(512)",
+        "c1 = zeroblob(32)",
+        "nullifier = zeroblob(32)",
+        "rank = 5",
+        "attempts = 4",
+    ],
+)
+async def test_a_damaged_row_is_named_and_not_claimed_and_the_rest_goes_on(
+    opened: Opener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
+) -> None:
+    await put(store, 1, 2, 3, submit_at=int(NOW) + 3)
+    again = await reopened(opened, store, path, f"UPDATE shares SET {change} WHERE id = 2")
+
+    claimed = await again.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
+
+    assert [queued.share for queued in sorted(claimed, key=lambda queued: queued.id)] == [
+        posted(1, submit_at=int(NOW) + 3).share,
+        posted(3, submit_at=int(NOW) + 3).share,
+    ]
+    assert [share.state for share in reported] == [0]
+    assert await again.damaged() == reported
+    (entry,) = [entry for entry in await again.list_shares(QueueFilter(), 9) if entry.damaged]
+    assert entry.ref == reported[0].ref
+    assert await again.next_due_ms([ROUND]) is None
+    assert await again.close_unspent(ROUND, note="closed") == 2
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.put_back(1, stage="t", note="n"),
+        lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
+        lambda store: store.fail(1, stage="t", note="n", spend_attempt=True),
+        lambda store: store.mark_sending(1, height=5, endpoint="one"),
+        lambda store: store.sent_reveal(1),
+        lambda store: store.unconfirmed(),
+    ],
+)
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE shares SET c2 = zeroblob(32)", "UPDATE reveals SET message = x'0401'", "DELETE FROM reveals"],
+)
+async def test_a_damaged_share_or_message_is_never_sent(
+    opened: Opener,
+    store: SqliteStore,
+    path: Path,
+    reported: list[DamagedShare],
+    act: Callable[[SqliteStore], Awaitable[object]],
+    change: str,
+) -> None:
+    await broadcast_one(store, 1)
+    again = await reopened(opened, store, path, change)
+
+    assert not await again.mark_sending(1, height=5, endpoint="one")
+    assert not await act(again)
+
+    assert [share.state for share in reported] == [ShareState.BROADCAST], "named once"
+    assert await again.counts() == {ROUND: {ShareState.BROADCAST: 1}}
+
+
+@pytest.mark.rule("R12")
+@pytest.mark.parametrize("change", ["due_ms = due_ms - 5000", "c1 = zeroblob(32)", "state = 3", "mac = zeroblob(32)"])
+async def test_a_damaged_share_whose_nullifier_is_counted_is_buried_with_the_others(
+    opened: Opener, store: SqliteStore, path: Path, change: str
+) -> None:
+    await put(store, 1, 2)
+    await store.close()
+    flip(path, change)
+    again = await opened(path)
+
+    confirmed = await again.apply_block(5, [(ROUND, posted(n).nullifier) for n in (1, 2)], now=NOW)
+
+    assert confirmed == [1, 2]
+    assert await again.list_shares(QueueFilter(), 9) == []
+
+
+def flip(path: Path, change: str) -> None:
+    """Change share 1 without its indexes, as a flipped bit does: under a schema that has none."""
+    with hands_on(path) as conn:
+        kept = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("DELETE FROM sqlite_schema WHERE tbl_name = 'shares' AND type <> 'table'")
+        conn.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL UNIQUE', 'NOT NULL') WHERE name = 'shares'")
+    with hands_on(path) as conn:
+        conn.execute("PRAGMA ignore_check_constraints = ON")
+        conn.execute(f"UPDATE shares SET {change} WHERE id = 1")
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("DELETE FROM sqlite_schema")
+        conn.executemany(
+            "INSERT INTO sqlite_schema (rowid, type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?, ?)", kept
+        )
+
+
+async def test_single_flipped_bits_anywhere_never_give_a_wrong_share(
+    store: SqliteStore, path: Path, clock: FakeClock, tmp_path: Path
+) -> None:
+    """Two hundred copies with one bit flipped each: refused at the start, or only right shares at the right time."""
+    await put(store, *range(30), submit_at=int(NOW) + 3)
+    await store.close()
+    whole = path.read_bytes()
+    source = random.Random(3)
+    right = {posted(n, submit_at=int(NOW) + 3).share for n in range(30)}
+    outcomes = {"refused": 0, "all": 0, "some": 0}
+
+    for number in range(200):
+        damaged = bytearray(whole)
+        damaged[source.randrange(len(whole))] ^= 1 << source.randrange(8)
+        copy = tmp_path / f"{number}.db"
+        copy.write_bytes(damaged)
+        again = SqliteStore(copy, clock=clock, on_damaged=lambda _share: None)
+        try:
+            await again.open()
+        except StoreError:
+            outcomes["refused"] += 1
+            continue
+        try:
+            assert await again.claim_due(now=NOW + 2.9, limit=99, rounds=[ROUND]) == []
+            claimed = await again.claim_due(now=NOW + 3, limit=99, rounds=[ROUND])
+            assert {queued.share for queued in claimed} <= right
+            outcomes["all" if len(claimed) == 30 else "some"] += 1
+        finally:
+            await again.close()
+
+    assert outcomes["some"] > 10, outcomes
+    assert outcomes["all"] > 10, outcomes
+
+
+@pytest.mark.parametrize("index", ["shares_due", "shares_nullifier", "sqlite_autoindex_shares_1"])
+async def test_a_damaged_index_is_found_and_made_anew(
+    opened: Opener, store: SqliteStore, path: Path, index: str
+) -> None:
+    await put(store, *range(30))
+    await damage_index(store, path, index)
+    again = await opened(path)
+    assert await again._integrity() != []
+
+    assert await again.verify() == []
+
+    assert await again._integrity() == []
+    assert len(await claim(again)) == 30
+    assert len(await again.apply_block(5, [(ROUND, posted(n).nullifier) for n in range(30)], now=NOW)) == 30
+
+
+@pytest.mark.parametrize("back", range(1, 16))
+async def test_an_index_at_odds_with_its_rows_does_not_stop_the_work(
+    opened: Opener, store: SqliteStore, path: Path, back: int
+) -> None:
+    await put(store, *range(30))
+    await damage_index(store, path, "shares_due", back)
+    again = await opened(path)
+
+    claimed = await claim(again)
+    assert await again.verify() == []
+    claimed += await claim(again)
+
+    assert {queued.share for queued in claimed} == {posted(n).share for n in range(30)}
+    assert len(claimed) == 30
+
+
+async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4) -> None:
+    """Close the store and flip a bit in the entry at the end of an index's first page."""
+    ((page,),) = rows(path, f"SELECT rootpage FROM sqlite_schema WHERE name = '{index}'")
+    await store.close()
+    data = bytearray(path.read_bytes())
+    data[page * 4096 - back] ^= 1
+    path.write_bytes(data)
+
+
+async def make_unreadable(store: SqliteStore, path: Path, number: int) -> None:
+    """Damage the header of a share's row in the file of a running store."""
+    await store.apply_block(4, [(ROUND, posted(30).nullifier)], now=NOW)
+    await store.erased()  # all of it is in the file now, and nothing in the log
+    await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+    data = path.read_bytes()
+    begin = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
+    with path.open("r+b") as file:
+        file.seek(data.rindex(begin, 0, data.index(posted(number).share.shares_hash)))
+        file.write(b"\x7f")  # it tells of more columns than there are
+
+
+async def test_a_row_that_can_not_be_read_is_set_aside_and_does_not_hold_up_a_block(
+    store: SqliteStore, path: Path, reported: list[DamagedShare]
+) -> None:
+    await put(store, *range(31))
+    await make_unreadable(store, path, 7)
+
+    claimed = await claim(store)
+    confirmed = await store.apply_block(5, [(ROUND, posted(n).nullifier) for n in range(30)], now=NOW)
+
+    assert {queued.share for queued in claimed} == {posted(n).share for n in range(30) if n != 7}
+    assert len(confirmed) == 29
+    assert reported == [DamagedShare("", b"", -1)] == await store.damaged()
+    assert await store.cursor() == 5
+
+
+async def test_one_unreadable_row_does_not_hide_the_other_messages(
+    store: SqliteStore, path: Path, reported: list[DamagedShare]
+) -> None:
+    await put(store, *range(31))
+    for queued in await claim(store):
+        await store.prepare(queued.id, reveal(queued.id))
+    await make_unreadable(store, path, 7)
+
+    found = await store.unconfirmed()
+
+    assert len(found) == 29
+    assert posted(7).nullifier not in {one.nullifier for one in found}
+    assert reported == [DamagedShare("", b"", -1)]
+
+
+def test_sqlite_itself_sees_no_flipped_bit_in_a_row(path: Path) -> None:
+    """Why the rows have a check of their own."""
+    conn = sqlite3.connect(path)
+    conn.execute("CREATE TABLE t (w BLOB)")
+    conn.execute("INSERT INTO t VALUES (?)", (b"canary" * 9,))
+    conn.commit()
+    conn.close()
+    path.write_bytes(path.read_bytes().replace(b"canary", b"banary"))
+
+    conn = sqlite3.connect(path)
+    assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    conn.close()

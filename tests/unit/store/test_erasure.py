@@ -1,0 +1,231 @@
+"""After a confirmation or a purge, a search through every byte of the files finds nothing of the share."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from helper.share import ShareState
+from helper.store import SqliteStore
+from helper.store.opening import open_database
+from helper.store.queries import schema
+from helper.store.scrub import gap_of, scrub_pages
+from tests.support.clock import FakeClock
+from tests.unit.store.parts import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    Posted,
+    broadcast_one,
+    claim,
+    files,
+    posted,
+    put,
+    reveal,
+    rows,
+)
+
+
+def witness(one: Posted) -> list[bytes]:
+    """What must be gone: both ends of every field, as a part may stay of what is overwritten."""
+    share = one.share
+    whole = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
+    return [part for field in whole for part in (field[:12], field[-12:])]
+
+
+def hits(path: Path, canaries: list[bytes]) -> dict[str, int]:
+    """How often any of them is in which file."""
+    counted = {name: sum(data.count(canary) for canary in canaries) for name, data in files(path).items()}
+    return {name: count for name, count in counted.items() if count}
+
+
+@pytest.mark.rule("R14")
+async def test_after_confirmation_only_the_spent_nullifier_is_left(store: SqliteStore, path: Path) -> None:
+    await broadcast_one(store, 1)
+    await put(store, 2)
+    one, sent = posted(1), reveal(1)
+    message = [sent.message[50:62], sent.message[-12:], sent.tx_hash]
+    assert hits(path, witness(one))
+    assert hits(path, message)
+    assert hits(path, [one.nullifier])
+
+    await store.apply_block(9, [(ROUND, one.nullifier)], now=NOW)
+    await store.erased()
+
+    assert hits(path, witness(one)) == {}
+    assert hits(path, message) == {}
+    assert hits(path, [one.nullifier]) == {"queue.db": 1}
+    assert files(path)["queue.db-wal"] == b""
+    assert hits(path, witness(posted(2))), "the search finds what is there"
+
+
+@pytest.mark.rule("R14")
+async def test_our_spent_nullifiers_are_kept_like_all_others(store: SqliteStore, path: Path) -> None:
+    await put(store, 1)
+    ours, theirs = posted(1).nullifier, posted(99).nullifier
+    await store.apply_block(9, [(ROUND, ours), (ROUND, theirs)], now=NOW)
+    await store.close()
+
+    conn = sqlite3.connect(path)
+    try:
+        columns = [row[1] for row in conn.execute("PRAGMA table_info(spent)")]
+        kept = conn.execute("SELECT * FROM spent").fetchall()
+        graves = conn.execute("SELECT * FROM tombstones").fetchall()
+    finally:
+        conn.close()
+    assert columns == ["round_no", "nullifier"]
+    assert sorted(kept) == sorted([(1, ours), (1, theirs)])
+    assert [(no, len(mac), state) for no, mac, state in graves] == [(1, 32, 2)]
+
+
+@pytest.mark.rule("R14")
+async def test_among_many_shares_the_confirmed_are_gone_from_every_page(store: SqliteStore, path: Path) -> None:
+    """Enough rows and changes that pages are laid out anew and leave old bytes behind."""
+    source = random.Random(1)
+    await put(store, *range(500))
+    ids: dict[int, int] = {}
+    for _ in range(3):
+        claimed = await claim(store, limit=500)
+        ids |= {queued.share.tree_position - 70_000: queued.id for queued in claimed}
+        for queued in claimed:
+            note = "x" * source.randrange(200)
+            await store.put_back(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
+    gone = source.sample(sorted(ids), 250)
+
+    await store.add_spent([(ROUND, posted(number).nullifier) for number in gone])
+    await store.erased()
+
+    assert hits(path, [canary for number in gone for canary in witness(posted(number))]) == {}
+    found = hits(path, [posted(number).nullifier for number in gone])
+    assert found == {"queue.db": len(gone)}
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
+
+
+@pytest.mark.rule("R14")
+async def test_a_purge_leaves_nothing_of_its_round_and_everything_of_others(store: SqliteStore, path: Path) -> None:
+    for number in range(300):
+        await put(store, number)
+    other = posted(5, round_id=OTHER_ROUND)
+    await store.enqueue(other.share, other.nullifier, now=NOW)
+    await store.save_leaves(ROUND, 3, 0, b"leaf" * 8 * 40)
+    await store.save_subtrees(ROUND, 0, b"node" * 8 * 1023)
+    await store.apply_block(9, [(ROUND, posted(n).nullifier) for n in range(20)], now=NOW)
+    for queued in await claim(store, limit=3):
+        await store.prepare(queued.id, reveal(1))
+    ((key,),) = rows(path, "SELECT mac_key FROM round_keys WHERE no = 1")
+
+    assert await store.purge(ROUND) == 300
+    await store.erased()
+
+    everything = [canary for n in range(300) for canary in [*witness(posted(n)), posted(n).nullifier]]
+    assert hits(path, [*everything, reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
+    assert await store.counts() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+    assert not await store.is_known(posted(1).share.key)
+    assert not await store.is_spent(ROUND, posted(1).nullifier)
+    assert await store.purge(ROUND) == 0
+
+
+async def test_a_reader_that_holds_on_delays_erasure_and_does_not_stop_the_writer(
+    store: SqliteStore, path: Path
+) -> None:
+    await put(store, 1)
+    reader = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM shares").fetchone()
+
+    await store.apply_block(9, [(ROUND, posted(1).nullifier)], now=NOW)
+    await put(store, 2)  # a commit, while the reader still sees the old state
+    assert hits(path, witness(posted(1)))
+    reader.execute("COMMIT")
+    reader.close()
+    await store.erased()
+
+    assert hits(path, witness(posted(1))) == {}
+
+
+async def test_closing_finishes_erasure(store: SqliteStore, path: Path) -> None:
+    await put(store, 1)
+    await store.apply_block(9, [(ROUND, posted(1).nullifier)], now=NOW)
+
+    await store.close()
+
+    assert hits(path, witness(posted(1))) == {}
+    assert sorted(files(path)) == ["queue.db", "queue.db.lock"]
+
+
+def churn(conn: sqlite3.Connection) -> list[bytes]:
+    """Fill and change a table of texts until SQLite has left copies behind; the deleted rows' contents."""
+    source = random.Random(2)
+    conn.execute("PRAGMA secure_delete = ON")
+    contents = {f"{number}": source.randbytes(150).hex() for number in range(1500)}
+    conn.executemany("INSERT INTO meta VALUES (?, ?, zeroblob(8))", contents.items())
+    for _ in range(4000):
+        key = f"{source.randrange(1500)}"
+        conn.execute("UPDATE meta SET value = ? WHERE key = ?", (contents[key] + "x" * source.randrange(120), key))
+    gone = source.sample(sorted(contents), 700)
+    conn.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in gone])
+    conn.commit()
+    return [part.encode() for key in gone for part in (contents[key][:24], contents[key][-24:])]
+
+
+def test_sqlite_leaves_copies_in_gaps_and_scrubbing_removes_them_and_nothing_else(path: Path) -> None:
+    conn = sqlite3.connect(path)
+    conn.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT, row_check BLOB) WITHOUT ROWID")
+    deleted = churn(conn)
+    kept = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
+    conn.close()
+    assert hits(path, deleted), "if SQLite no longer leaves any, scrubbing may go"
+    pages = path.stat().st_size // 4096
+
+    with path.open("r+b") as file:
+        assert scrub_pages(file.fileno(), range(1, pages + 1), 4096) > 0
+        assert scrub_pages(file.fileno(), range(1, pages + 1), 4096) == 0
+
+    assert hits(path, deleted) == {}
+    conn = sqlite3.connect(path)
+    assert conn.execute("SELECT * FROM meta ORDER BY key").fetchall() == kept
+    assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    conn.close()
+
+
+def test_after_a_crash_the_whole_file_is_scrubbed(path: Path, clock: FakeClock) -> None:
+    open_database(path, clock).close()
+    conn = sqlite3.connect(path)
+    deleted = churn(conn)
+    conn.close()
+    assert hits(path, deleted)
+
+    open_database(path, clock).close()
+    assert hits(path, deleted), "after an orderly end nothing is looked for"
+
+    Path(f"{path}.lock").write_bytes(b"open\n")
+    open_database(path, clock).close()
+    assert hits(path, deleted) == {}
+
+
+def test_what_is_no_tree_page_is_left_alone() -> None:
+    assert gap_of(bytes(4096), 7) is None
+    assert gap_of(b"\x0d" + bytes(4095), 7) is None, "content from 65536 on is beyond the page"
+    leaf = bytearray(4096)
+    leaf[0:8] = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
+    assert gap_of(bytes(leaf), 7) == (12, 0x0F00)
+    first = bytes(100) + bytes(leaf[:3996])
+    assert gap_of(first, 1) == (112, 0x0F00)
+    leaf[5:7] = b"\x00\x04"
+    assert gap_of(bytes(leaf), 7) is None, "cells over the pointers: a damaged page"
+
+
+def test_the_schema_is_what_the_migrations_lead_to(path: Path, clock: FakeClock) -> None:
+    def shape(conn: sqlite3.Connection) -> list[tuple[str, str, str]]:
+        return conn.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
+
+    open_database(path, clock).close()
+    made, read = sqlite3.connect(path), sqlite3.connect(":memory:")
+    read.executescript(schema())
+
+    assert shape(made) == shape(read)
+    made.close()
+    read.close()

@@ -1,0 +1,130 @@
+"""Full disks, operations that fail, and what a failure of one does to the others of its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from helper.errors import StoreCorrupt, StoreError, StoreFull
+from helper.share import ShareState
+from helper.store import SqliteStore
+from helper.store.base import Enqueued
+from helper.store.chainfacts import set_meta
+from helper.store.failure import is_environment, translate
+from helper.store.tx import Tx
+from tests.unit.store.parts import NOW, ROUND, claim_one, posted, put
+
+
+def limit_pages(tx: Tx, more: int) -> None:
+    """Let the file grow by so many pages and no further."""
+    pages = tx.conn.execute("PRAGMA page_count").fetchone()[0]
+    tx.conn.execute(f"PRAGMA max_page_count = {pages + more}")
+
+
+async def test_a_full_disk_is_told_and_what_was_answered_before_is_kept(store: SqliteStore, path: Path) -> None:
+    await store._writer.run(partial(limit_pages, more=3))
+
+    answered = 0
+    full: StoreFull | None = None
+    while full is None and answered < 199:
+        try:
+            await put(store, answered)
+            answered += 1
+        except StoreFull as error:
+            full = error
+
+    assert full is not None
+    assert full.retryable
+    assert answered > 0
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: answered}}
+    with pytest.raises(StoreFull):
+        await put(store, answered)
+
+    await store._writer.run(partial(limit_pages, more=1_000))
+    await put(store, *range(200))
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 200}}
+
+
+async def test_on_a_full_disk_a_whole_batch_fails_and_nothing_of_it_is_kept(store: SqliteStore) -> None:
+    await store._writer.run(partial(limit_pages, more=1))
+
+    outcomes = await asyncio.gather(
+        *(store.enqueue(posted(n).share, posted(n).nullifier, now=NOW) for n in range(300)), return_exceptions=True
+    )
+
+    kept = sum(outcome is Enqueued.QUEUED for outcome in outcomes)
+    assert sum(isinstance(outcome, StoreFull) for outcome in outcomes) == 300 - kept
+    assert (await store.counts()).get(ROUND, {}) == ({ShareState.RECEIVED: kept} if kept else {})
+
+
+async def test_one_refused_operation_does_not_harm_the_others_of_its_batch(store: SqliteStore) -> None:
+    share_id = await claim_one(store, 999)
+    good = [store.enqueue(posted(n).share, posted(n).nullifier, now=NOW) for n in range(20)]
+    bad = store.requeue(share_id, note="it has not failed")
+
+    first, *rest = await asyncio.gather(bad, *good, return_exceptions=True)
+
+    assert isinstance(first, StoreError)
+    assert rest == [Enqueued.QUEUED] * 20
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 20, ShareState.WITNESSED: 1}}
+
+
+async def test_an_operation_that_fails_half_way_is_undone_and_the_others_run_again(store: SqliteStore) -> None:
+    def half(tx: Tx) -> None:
+        set_meta(tx, "half", "done")
+        tx.count(tx.need_round(ROUND).no, ShareState.RECEIVED, 1000)
+        raise ValueError("half way")
+
+    good = [store.enqueue(posted(n).share, posted(n).nullifier, now=NOW) for n in range(20)]
+    outcomes = await asyncio.gather(*good[:10], store._writer.run(half), *good[10:], return_exceptions=True)
+
+    failed = outcomes.pop(10)
+    assert isinstance(failed, ValueError)
+    assert outcomes == [Enqueued.QUEUED] * 20
+    assert await store.get_meta("half") is None
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 20}}
+
+
+async def test_a_share_that_the_schema_refuses_is_refused_alone(store: SqliteStore) -> None:
+    one = posted(1)
+
+    results = await asyncio.gather(
+        store.enqueue(one.share, b"short", now=NOW),
+        store.enqueue(posted(2).share, posted(2).nullifier, now=NOW),
+        return_exceptions=True,
+    )
+
+    assert isinstance(results[0], StoreError)
+    assert "schema" in str(results[0])
+    assert results[1] is Enqueued.QUEUED
+    assert not await store.is_known(one.share.key)
+
+
+async def test_errors_become_those_of_the_house() -> None:
+    def error_of(sql: str) -> sqlite3.Error:
+        conn = sqlite3.connect(":memory:")
+        try:
+            conn.executescript(sql)
+        except sqlite3.Error as error:
+            return error
+        finally:
+            conn.close()
+        raise AssertionError
+
+    refused = error_of("CREATE TABLE t (a CHECK (a > 0)); INSERT INTO t VALUES (0);")
+    wrong = error_of("SELECT * FROM nowhere")
+    damaged = sqlite3.DatabaseError("malformed")
+    damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    other = ValueError("not of SQLite")
+
+    assert type(translate(refused)) is StoreError
+    assert not is_environment(refused)
+    assert type(translate(wrong)) is StoreError
+    assert is_environment(wrong)
+    assert type(translate(damaged)) is StoreCorrupt
+    assert translate(other) is other
+    assert not is_environment(other)

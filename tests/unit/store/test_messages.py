@@ -1,0 +1,84 @@
+"""Messages: on disk before they are sent, the same bytes after a restart, noted at each send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helper.store import SqliteStore
+from helper.store.rows import QueueFilter
+from tests.unit.store.parts import NOW, ROUND, broadcast_one, claim, claim_one, posted, put, reveal, rows
+
+
+async def test_the_message_is_on_disk_when_prepare_returns(store: SqliteStore, path: Path) -> None:
+    share_id = await claim_one(store, 1)
+
+    assert await store.prepare(share_id, reveal(1))
+
+    assert rows(path, "SELECT message, tx_hash, sends FROM reveals") == [(reveal(1).message, reveal(1).tx_hash, 0)]
+
+
+async def test_each_send_is_noted_before_it_begins_and_its_outcome_after(store: SqliteStore) -> None:
+    share_id = await broadcast_one(store, 1)
+    (fresh,) = await store.unconfirmed()
+    assert (fresh.sends, fresh.first_sent_height, fresh.last_outcome, fresh.first_try) == (0, None, None, True)
+    assert (fresh.nullifier, fresh.round_id, fresh.prepared) == (posted(1).nullifier, ROUND, reveal(1))
+
+    assert await store.mark_sending(share_id, height=110, endpoint="one")
+    await store.record_outcome(share_id, outcome="AMBIGUOUS")
+    assert await store.mark_sending(share_id, height=113, endpoint="two")
+    sent = await store.sent_reveal(share_id)
+    assert sent is not None
+    assert (sent.sends, sent.first_sent_height, sent.last_sent_height) == (2, 110, 113)
+    assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old answer is not the new send's"
+
+    await store.record_outcome(share_id, outcome="ACCEPTED")
+    assert [one.last_outcome for one in await store.unconfirmed()] == ["ACCEPTED"]
+
+
+async def test_a_share_that_is_not_in_broadcast_is_not_sent(store: SqliteStore) -> None:
+    share_id = await broadcast_one(store, 1)
+    await store.apply_block(9, [(ROUND, posted(1).nullifier)], now=NOW)
+    waiting = await claim_one(store, 2)
+
+    for gone in (share_id, waiting, 99):
+        assert not await store.mark_sending(gone, height=110, endpoint="one")
+        await store.record_outcome(gone, outcome="ACCEPTED")
+        assert await store.sent_reveal(gone) is None
+    assert not await store.prepare(share_id, reveal(1))
+    assert await store.unconfirmed() == []
+
+
+async def test_unconfirmed_shares_come_in_pages(store: SqliteStore) -> None:
+    await put(store, *range(7))
+    for queued in await claim(store):
+        await store.prepare(queued.id, reveal(queued.id))
+
+    first = await store.unconfirmed(limit=4)
+    second = await store.unconfirmed(limit=4, after_id=first[-1].share_id)
+
+    assert [one.share_id for one in first + second] == list(range(1, 8))
+    assert await store.unconfirmed(after_id=7) == []
+
+
+def test_a_message_shows_nothing_of_itself() -> None:
+    assert "message" not in repr(reveal(1))
+    assert repr(reveal(1).tx_hash) not in repr(reveal(1))
+
+
+async def test_a_long_note_is_cut_and_a_long_history_trimmed_but_for_attempts(store: SqliteStore) -> None:
+    await put(store, 1)
+    for n in range(60):
+        (queued,) = await claim(store, now=NOW + 1000)
+        if n == 1:
+            await store.retry(queued.id, due_ms=int(NOW), stage="proof", note="x" * 1000)
+        else:
+            await store.put_back(queued.id, stage="tree", note=f"{n}")
+
+    (entry,) = await store.list_shares(QueueFilter(), 1)
+    story = await store.show(entry.ref)
+
+    assert story is not None
+    assert [line.note for line in story.history if line.counted] == ["x" * 399 + "…"]
+    assert len(story.history) == 52, "the acceptance, the attempt, and the latest fifty"
+    assert story.history[-1].note == "59"
+    assert story.attempts_by_stage == {"proof": 1}

@@ -1,0 +1,209 @@
+"""What refuses a start, and what the files look like from their first moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.share import ShareState
+from helper.store import SqliteStore, sqlite_version
+from helper.store.queries import migrations
+from helper.store.tx import Tx
+from tests.support.clock import FakeClock
+from tests.unit.store.parts import ROUND, Opener, files, hands_on, put
+
+
+def pragma(tx: Tx, name: str) -> object:
+    """A setting of the writing connection."""
+    value: object = tx.conn.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
+async def refused(path: Path, kind: type[StoreError], match: str) -> StoreError:
+    """The error with which opening is refused; the file stays as it is, and is let go of."""
+    before = path.read_bytes()
+    with pytest.raises(kind, match=match) as caught:
+        await SqliteStore(path).open()
+    assert path.read_bytes() == before
+    assert caught.value.advice
+    assert not caught.value.retryable
+    return caught.value
+
+
+async def test_all_files_are_the_owners_alone_whatever_the_umask(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = SqliteStore(path)
+        await store.open()
+        await put(store, 1)
+        modes = {name: stat.S_IMODE((path.parent / name).stat().st_mode) for name in files(path)}
+        await store.close()
+    finally:
+        os.umask(before)
+
+    assert modes == dict.fromkeys(["queue.db", "queue.db-shm", "queue.db-wal", "queue.db.lock"], 0o600)
+
+
+async def test_a_file_that_others_may_read_is_closed_to_them(opened: Opener, path: Path) -> None:
+    first = await opened(path)
+    await first.close()
+    path.chmod(0o644)
+
+    store = await opened(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await store.close()
+
+
+async def test_the_connection_is_set_for_durability_and_erasure(store: SqliteStore) -> None:
+    names = ["journal_mode", "synchronous", "secure_delete", "temp_store", "foreign_keys", "wal_autocheckpoint"]
+
+    values = [await store._writer.run(partial(pragma, name=name)) for name in names]
+
+    assert values == ["wal", 2, 1, 2, 1, 0]
+
+
+async def test_a_text_file_is_refused(path: Path) -> None:
+    path.write_text("not a database\n" * 500)
+
+    error = await refused(path, StoreForeign, "not a database")
+
+    assert "db_path" in error.advice
+
+
+async def test_another_programs_database_is_refused(path: Path) -> None:
+    with hands_on(path) as conn:
+        conn.execute("CREATE TABLE songs (title TEXT)")
+
+    await refused(path, StoreForeign, "another program")
+
+
+async def test_a_newer_versions_database_is_refused(store: SqliteStore, path: Path) -> None:
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute("PRAGMA user_version = 99")
+
+    error = await refused(path, StoreForeign, "newer version")
+
+    assert "version" in error.advice
+
+
+async def test_a_truncated_database_is_refused_and_says_what_to_do(store: SqliteStore, path: Path) -> None:
+    await put(store, *range(50))
+    await store.close()
+    os.truncate(path, path.stat().st_size // 2)
+
+    error = await refused(path, StoreCorrupt, "damaged")
+
+    assert "backup" in error.advice
+
+
+async def test_a_scrambled_page_is_refused(store: SqliteStore, path: Path) -> None:
+    await put(store, *range(50))
+    await store.close()
+    with path.open("r+b") as file:
+        for page in range(2, path.stat().st_size // 4096):
+            file.seek(page * 4096)
+            file.write(b"\xff" * 16)
+
+    await refused(path, StoreCorrupt, "damaged")
+
+
+async def test_a_lost_key_is_refused(store: SqliteStore, path: Path) -> None:
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute("UPDATE meta SET value = 'abc' WHERE key = 'key.rows'")
+
+    await refused(path, StoreCorrupt, "key")
+
+
+async def test_a_second_daemon_is_refused_while_the_first_lives(opened: Opener, store: SqliteStore, path: Path) -> None:
+    await put(store, 1)
+
+    with pytest.raises(StoreLocked, match="another daemon"):
+        await SqliteStore(path).open()
+
+    await put(store, 2)
+    await store.close()
+    second = await opened(path)
+    assert await second.counts() == {ROUND: {ShareState.RECEIVED: 2}}
+    await second.close()
+
+
+async def test_a_missing_directory_and_a_directory_for_a_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No such file") as caught:
+        await SqliteStore(tmp_path / "none" / "queue.db").open()
+    assert "directory" in caught.value.advice
+    (tmp_path / "queue.db").mkdir()
+    with pytest.raises(StoreError, match="not a file"):
+        await SqliteStore(tmp_path / "queue.db").open()
+
+
+async def test_an_empty_file_is_a_new_database(opened: Opener, path: Path) -> None:
+    path.touch()
+    store = await opened(path)
+    await put(store, 1)
+    await store.close()
+    assert path.stat().st_size > 4096
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = (*migrations(), "CREATE TABLE more (n INTEGER); INSERT INTO nowhere VALUES (1);")
+    monkeypatch.setattr("helper.store.opening.migrations", lambda: steps)
+
+    with pytest.raises(StoreError, match="nowhere"):
+        await SqliteStore(path).open()
+
+    with hands_on(path) as conn:
+        assert conn.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
+
+
+async def test_an_older_schema_is_brought_up_to_date(
+    opened: Opener, store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(store, 1)
+    await store.close()
+    steps = (*migrations(), "CREATE TABLE more (n INTEGER);")
+    monkeypatch.setattr("helper.store.opening.migrations", lambda: steps)
+
+    newer = await opened(path)
+    assert await newer.counts() == {ROUND: {ShareState.RECEIVED: 1}}
+    await newer.close()
+
+    with hands_on(path) as conn:
+        assert conn.execute("PRAGMA user_version").fetchone() == (len(steps),)
+        assert conn.execute("SELECT * FROM more").fetchall() == []
+
+
+async def test_a_closed_store_says_so(path: Path, clock: FakeClock) -> None:
+    store = SqliteStore(path, clock=clock)
+    with pytest.raises(StoreError, match="not open"):
+        await put(store, 1)
+    await store.open()
+    await store.close()
+    with pytest.raises(StoreError, match="not open"):
+        await store.cursor()
+    with pytest.raises(StoreError, match="not open"):
+        await put(store, 1)
+    await store.close()
+
+
+async def test_closing_finishes_what_was_handed_in(opened: Opener, path: Path) -> None:
+    store = await opened(path)
+    tasks = [asyncio.create_task(put(store, number)) for number in range(100)]
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(*tasks)
+
+    again = await opened(path)
+    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 100}}
+
+
+def test_the_librarys_version_is_told() -> None:
+    assert sqlite_version() == sqlite3.sqlite_version
