@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 # In the order in which they are rolled; the first that strikes decides how the request ends.
-BEFORE = ("refuse", "status_503", "status_502")
+BEFORE = ("refuse", "status_503", "status_502", "status_400", "bad_proof")
 AFTER = ("status_502_after", "drop_reply", "html", "half_json")
 FATES = ("never_include", "include_failed")
 _ANY = "*"
@@ -31,6 +31,8 @@ class Switches(BaseModel):
     refuse: Probability = Field(0, description="close the connection at once, without acting")
     status_503: Probability = Field(0, description="answer 503 (keys are warming up), without acting")
     status_502: Probability = Field(0, description="answer 502 (consensus engine lost), without acting")
+    status_400: Probability = Field(0, description="answer 400 (malformed), without acting")
+    bad_proof: Probability = Field(0, description="answer 422 as to a proof that is refused, without acting")
     status_502_after: Probability = Field(0, description="act, then answer that 502")
     drop_reply: Probability = Field(0, description="act, then close the connection without an answer")
     html: Probability = Field(0, description="act, then answer a page of HTML with status 200")

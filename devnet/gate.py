@@ -20,11 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from devnet.chain import Chain
 from devnet.faults import BEFORE, Decision, Faults
 from devnet.gojson import dumps
-from devnet.requestlog import RequestLog
+from devnet.requestlog import RequestLog, readable
 from devnet.view import View
 
 _LOST = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
 _WARMING = {"error": "verifying keys are warming up"}
+_MALFORMED = {"error": "invalid request body: unexpected end of JSON input"}
+_BAD_PROOF = {"code": 1, "log": "invalid zero-knowledge proof: constraint system is not satisfied"}
 _HTML = b"<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
 _JSON_TYPE = [(b"content-type", b"application/json")]
 _HTML_TYPE = [(b"content-type", b"text/html; charset=utf-8")]
@@ -97,6 +99,7 @@ class Gate:
                     "method": scope["method"],
                     "path": _full_path(scope),
                     "body_sha256": hashlib.sha256(body).hexdigest() if body else None,
+                    "body": readable(body),
                     "nullifier": _nullifier(body) if route == "reveal-share" else None,
                     "client": "{}:{}".format(*scope["client"]) if scope.get("client") else None,
                     "status": status,
@@ -124,6 +127,10 @@ class Gate:
             answer.replace(502, dumps(_LOST), _JSON_TYPE)
         elif decision.ending == "status_503":
             answer.replace(503, dumps(_WARMING), _JSON_TYPE)
+        elif decision.ending == "status_400":
+            answer.replace(400, dumps(_MALFORMED), _JSON_TYPE)
+        elif decision.ending == "bad_proof":
+            answer.replace(422, dumps(_BAD_PROOF), _JSON_TYPE)
         elif decision.ending == "html":
             answer.replace(200, _HTML, _HTML_TYPE)
         elif decision.ending == "half_json":

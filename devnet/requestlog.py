@@ -5,6 +5,7 @@ The control routes under `/devnet/` are not in it. Tests read from it that a hel
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +13,16 @@ from typing import Any, TextIO
 from devnet.gojson import dumps
 
 _KEPT = 200_000
+_RUN = re.compile(r"[0-9A-Za-z+/=_-]{1025,}")
+_RUN_KEPT = 1024
+
+
+def readable(body: bytes) -> str:
+    """A request's body for the log, one character a byte; of longer runs (proofs) the first 1,024 characters.
+
+    A transaction has its nullifier at its front, so that it is found also where a whole one was sent.
+    """
+    return _RUN.sub(lambda run: run.group()[:_RUN_KEPT] + "...", body.decode("latin-1"))
 
 
 class RequestLog:

@@ -16,6 +16,8 @@ PROPOSALS = (
     {"title": "Raise the threshold", "options": ["Support", "Oppose"]},
 )
 """What is voted on: two proposals of a different number of options."""
+DELEGATIONS = 5000
+"""Leaves in the round's tree before the first vote."""
 LEAD_SECONDS = 2
 """Seconds from a wallet's POST to the first of the times that it may choose."""
 HEADROOM = 1.8

@@ -10,15 +10,44 @@ from rich.table import Table
 
 from devnet.demo.plan import PROPOSALS, DemoOptions, expected_tally
 from devnet.demo.votes import Voted
+from devnet.naming import Needle, named_early
 
 Tally = Mapping[tuple[int, int], int]
 
 
-def early_reveals(voted: Sequence[Voted], requests: Sequence[Mapping[str, Any]]) -> int:
-    """How many shares the chain's own request log saw before their time."""
-    due = {share.nullifier.hex(): share.submit_at for one in voted for share in one.vote.shares}
-    seen = (entry for entry in requests if entry["nullifier"] in due)
-    return len({entry["nullifier"] for entry in seen if entry["time"] < due[entry["nullifier"]]})
+def needles(voted: Sequence[Voted], transactions: Mapping[str, bytes]) -> list[Needle]:
+    """What no request may name before its time.
+
+    Args:
+        voted: the votes; a vote's own things may be named when its last share may.
+        transactions: the hash of the transaction that revealed a nullifier (hex).
+    """
+    found: list[Needle] = []
+    for vote in (one.vote for one in voted):
+        last = max(share.submit_at for share in vote.shares)
+        found += [
+            Needle("position", vote.position, last),
+            Needle("shares hash", vote.ballot.shares_hash, last),
+            Needle("vote commitment", vote.ballot.commitment, last),
+        ]
+        for share in vote.shares:
+            sealed, at = vote.ballot.shares[share.index], share.submit_at
+            found += [
+                Needle("nullifier", share.nullifier, at),
+                Needle("c1", sealed.c1, at),
+                Needle("c2", sealed.c2, at),
+                Needle("blind", sealed.blind, at),
+            ]
+            if share.nullifier.hex() in transactions:
+                found.append(Needle("transaction", transactions[share.nullifier.hex()], at))
+    return found
+
+
+def early_requests(
+    voted: Sequence[Voted], transactions: Mapping[str, bytes], requests: Sequence[Mapping[str, Any]]
+) -> int:
+    """How many requests in the chain's own log, to any node and port, named something before its time."""
+    return len(named_early(requests, needles(voted, transactions)))
 
 
 def tally_of(answer: Mapping[str, Any]) -> dict[tuple[int, int], int]:
@@ -92,7 +121,7 @@ def show(outcome: Mapping[str, Any], console: Console) -> None:
         ("accepted by the helper", outcome["accepted"]),
         ("confirmed on chain", outcome["confirmed"]),
         ("failed", outcome["failed"]),
-        ("revealed before their time", outcome["early"]),
+        ("requests that named a share before its time", outcome["early"]),
         ("time due → proof begins, p50 / p99", _pair(outcome, "lateness_ms")),
         ("time due → broadcast, p50 / p99", _pair(outcome, "broadcast_ms")),
         ("proofs a second while proving", outcome["proofs_per_second"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 import signal
@@ -18,6 +19,7 @@ from rich.console import Console
 from devnet.demo import plan, processes, report
 from devnet.demo.bars import Bars
 from devnet.demo.votes import Voted, vote_all
+from devnet.tx import Reveal, decode
 
 ROUND = "/shielded-vote/v1/round"
 POLL_SECONDS = 0.25
@@ -35,6 +37,7 @@ class Demo:
     def __init__(self, options: plan.DemoOptions, chain: dict[str, Any], helper: dict[str, Any]) -> None:
         self._options = options
         self._chain_url: str = chain["rest"]
+        self._rpc_url: str = chain["rpc"]
         self._helper_url: str = helper["url"]
         self._http = httpx.AsyncClient(timeout=30)
         self._socket = httpx.AsyncClient(
@@ -62,7 +65,7 @@ class Demo:
         voted = await self._vote(round_id, end, bars)
         bars.say("waiting for the round's end and the tally")
         counted = await self._tally(round_id, end)
-        early = report.early_reveals(voted, await self._requests())
+        early = report.early_requests(voted, await self._transactions(round_id), await self._requests())
         facts = await self._facts()
         seconds = time.monotonic() - began
         return report.result(self._options, voted, facts, counted=counted, early=early, seconds=seconds)
@@ -113,6 +116,9 @@ class Demo:
         async with self._patience("the round to open", CHAIN_PATIENCE):
             while await self._round_status(round_id) != 1:
                 await asyncio.sleep(POLL_SECONDS)
+        # Voters delegate before they vote; so positions are numbers that no height has, and the log can be searched.
+        delegations = {"round_id": round_id.hex(), "count": plan.DELEGATIONS}
+        (await self._http.post(f"{self._chain_url}/devnet/delegate", json=delegations)).raise_for_status()
         return round_id, int(made["vote_end_time"])
 
     async def _round_status(self, round_id: bytes) -> int | None:
@@ -144,6 +150,21 @@ class Demo:
             if not page:
                 return entries
             entries += page
+
+    async def _transactions(self, round_id: bytes) -> dict[str, bytes]:
+        """The hash of the transaction by which each nullifier (hex) came into a block."""
+        page, found = 1, dict[str, bytes]()
+        query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
+        while True:
+            params = {"query": query, "per_page": "100", "page": str(page)}
+            answer = await self._http.get(f"{self._rpc_url}/tx_search", params=params)
+            if answer.status_code != 200:  # beyond the last page
+                return found
+            for tx in answer.json()["result"]["txs"]:
+                reveal = decode(base64.b64decode(tx["tx"]))
+                if isinstance(reveal, Reveal):
+                    found[reveal.nullifier.hex()] = bytes.fromhex(tx["hash"])
+            page += 1
 
     @contextlib.asynccontextmanager
     async def _patience(self, what: str, seconds: float) -> AsyncIterator[None]:
