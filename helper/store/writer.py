@@ -70,6 +70,7 @@ class Writer:
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
         self._stopped = loop.create_future()
+        self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._main, args=(loop, started, self._stopped), name="store-writer", daemon=True
         )
@@ -78,6 +79,7 @@ class Writer:
             await started
         except BaseException:
             self._thread = None
+            self._jobs.put(None)  # if the caller was cancelled, the thread is to end as well
             raise
 
     async def stop(self) -> None:
@@ -141,9 +143,17 @@ class Writer:
         going = True
         while going:
             batch, going = self._collect(opened.eraser.patience())
-            if batch:
-                self._work(opened, batch)
-            opened.eraser.tend(idle=self._jobs.empty())
+            try:
+                if batch:
+                    self._work(opened, batch)
+                opened.eraser.tend(idle=self._jobs.empty())
+            except Exception as error:
+                # Nothing may end this thread: callers would wait for ever. Whoever was answered is passed over.
+                log.exception("the writer failed")
+                self._roll_back(opened.tx)
+                for job in batch:
+                    job.error = translate(error)
+                resolve(batch)
             if self._held and not opened.eraser.pending:
                 self._release_held(opened)
 
@@ -216,15 +226,18 @@ class Writer:
             conn.execute("COMMIT")
         except Exception as error:
             self.stats.failures += 1
-            if conn.in_transaction:
-                with suppress(sqlite3.Error):
-                    conn.execute("ROLLBACK")
-            tx.rolled_back()
+            self._roll_back(tx)
             for job in batch:
                 job.error = None
             raise BatchFailedError(error, shared=is_environment(error)) from error
         self.stats.commits += 1
         self.stats.operations += len(batch)
+
+    def _roll_back(self, tx: Tx) -> None:
+        if tx.conn.in_transaction:
+            with suppress(sqlite3.Error):
+                tx.conn.execute("ROLLBACK")
+        tx.rolled_back()
 
     def _deliver(self, opened: Opened, batch: list[Job]) -> None:
         if opened.tx.erased:

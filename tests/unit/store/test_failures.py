@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import Enqueued
 from helper.store.chainfacts import set_meta
-from helper.store.failure import is_environment, translate
+from helper.store.failure import UnreadableRowError, is_environment, translate
 from helper.store.tx import Tx
 from tests.unit.store.parts import NOW, ROUND, claim_one, posted, put
 
@@ -102,6 +103,40 @@ async def test_a_share_that_the_schema_refuses_is_refused_alone(store: SqliteSto
     assert "schema" in str(results[0])
     assert results[1] is Enqueued.QUEUED
     assert not await store.is_known(one.share.key)
+
+
+async def test_a_fault_of_the_writer_itself_is_told_and_does_not_end_it(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(_tx: Tx, _loop: object, _share_id: int) -> None:
+        raise RuntimeError("a fault")
+
+    def unreadable(_tx: Tx) -> None:
+        raise UnreadableRowError(1)
+
+    monkeypatch.setattr(store._writer, "_set_aside", fault)
+    with pytest.raises(RuntimeError, match="a fault"):
+        await store._writer.run(unreadable)
+
+    await put(store, 1)
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1}}
+
+
+async def test_an_opening_that_is_cancelled_lets_go_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    first = SqliteStore(path)
+    opening = asyncio.create_task(first.open())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    thread = next((one for one in threading.enumerate() if one.name == "store-writer"), None)
+    if thread is not None:
+        await asyncio.to_thread(thread.join)
+
+    second = SqliteStore(path)
+    await second.open()
+    await second.close()
 
 
 async def test_errors_become_those_of_the_house() -> None:

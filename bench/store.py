@@ -1,0 +1,172 @@
+"""Measures the store alone: shares taken in a second, and how long a claim takes as the queue grows.
+
+    python bench/store.py [--quick] [--dir DIR]
+
+Prints one JSON object. The shares are random bytes: the store does not look inside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from helper.share import Share
+from helper.store import SqliteStore
+from helper.store.base import PreparedReveal
+
+ROUND = b"r" * 32
+START = 1_800_000_000
+
+
+@dataclass
+class Figures:
+    """What was measured; times in milliseconds unless the name says otherwise."""
+
+    callers: int
+    enqueued_per_second: float
+    enqueue_p50: float
+    enqueue_p99: float
+    operations_per_commit: float
+    bytes_per_share: float
+    claim_p50: dict[int, float]
+    claim_p99: dict[int, float]
+    next_due_p50: dict[int, float]
+    confirm_per_second: float
+    erase_after_block_p99: float
+    restart_seconds: float
+    rss_mb: float
+
+
+def a_share(number: int) -> tuple[Share, bytes]:
+    """A share of random bytes with a key of its own, due in an hour that it shares with 3,600 seconds of others."""
+    noise = os.urandom(704)
+    share = Share(
+        round_id=ROUND,
+        share_index=number % 16,
+        proposal_id=1,
+        vote_decision=1,
+        tree_position=number // 16,
+        submit_at=START + number % 3600,
+        shares_hash=noise[:32],
+        share_comms=noise[32:544],
+        primary_blind=noise[544:576],
+        c1=noise[576:608],
+        c2=noise[608:640],
+    )
+    return share, noise[640:672]
+
+
+async def timed(call: Awaitable[object], times: list[float]) -> None:
+    """Await a call; its milliseconds go to `times`."""
+    began = time.perf_counter()
+    await call
+    times.append((time.perf_counter() - began) * 1000)
+
+
+async def fill(store: SqliteStore, first: int, last: int, callers: int, times: list[float]) -> float:
+    """Enqueue shares with so many callers at once; shares a second."""
+    numbers = iter(range(first, last))
+
+    async def caller() -> None:
+        for number in numbers:
+            share, nullifier = a_share(number)
+            await timed(store.enqueue(share, nullifier, now=START - 100.0), times)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return (last - first) / (time.perf_counter() - began)
+
+
+def percentile(times: list[float], part: float) -> float:
+    """The time below which this part of the times lies."""
+    return sorted(times)[min(len(times) - 1, int(len(times) * part))]
+
+
+async def look(store: SqliteStore, figures: Figures, size: int) -> None:
+    """Claim, and ask for the next due time, with `size` shares in the queue."""
+    claims: list[float] = []
+    asked: list[float] = []
+    for second in range(40):
+        await timed(store.claim_due(now=START + second, limit=4, rounds=[ROUND]), claims)
+        await timed(store.next_due_ms([ROUND]), asked)
+    figures.claim_p50[size] = statistics.median(claims)
+    figures.claim_p99[size] = percentile(claims, 0.99)
+    figures.next_due_p50[size] = statistics.median(asked)
+
+
+async def confirm(store: SqliteStore, figures: Figures) -> None:
+    """Send 1,000 shares and confirm them in blocks of 100."""
+    queued = await store.claim_due(now=START + 3600, limit=1000, rounds=[ROUND])
+    prepared = PreparedReveal(b"m" * 5_300, b"h" * 32, 100, "k10", 101)
+    await asyncio.gather(*(store.prepare(one.id, prepared) for one in queued))
+    erased: list[float] = []
+    spent = [(ROUND, one.nullifier) for one in queued]
+    began = time.perf_counter()
+    for height in range(10):
+        await store.apply_block(height, spent[height * 100 : height * 100 + 100], now=START)
+        await timed(store.erased(), erased)
+    figures.confirm_per_second = len(spent) / (time.perf_counter() - began)
+    figures.erase_after_block_p99 = percentile(erased, 0.99)
+
+
+async def measure(path: Path, sizes: list[int], callers: int) -> Figures:
+    """All figures, on a new file."""
+    store = SqliteStore(path)
+    await store.open()
+    times: list[float] = []
+    rate = await fill(store, 0, sizes[0], callers, times)
+    figures = Figures(
+        callers=callers,
+        enqueued_per_second=rate,
+        enqueue_p50=statistics.median(times),
+        enqueue_p99=percentile(times, 0.99),
+        operations_per_commit=store.stats.operations / store.stats.commits,
+        bytes_per_share=0,
+        claim_p50={},
+        claim_p99={},
+        next_due_p50={},
+        confirm_per_second=0,
+        erase_after_block_p99=0,
+        restart_seconds=0,
+        rss_mb=0,
+    )
+    for size, previous in zip(sizes, [sizes[0], *sizes], strict=False):
+        if size > previous:
+            await fill(store, previous, size, callers, [])
+        await look(store, figures, size)
+    figures.bytes_per_share = path.stat().st_size / sizes[-1]
+    await confirm(store, figures)
+    await store.close()
+    began = time.perf_counter()
+    await store.open()
+    figures.restart_seconds = time.perf_counter() - began
+    await store.close()
+    figures.rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return figures
+
+
+def main() -> None:
+    """Measure, and print the figures as JSON."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--quick", action="store_true", help="smaller queues")
+    options.add_argument("--dir", type=Path, help="a directory on the disk to be measured")
+    options.add_argument("--callers", type=int, default=64)
+    wanted = options.parse_args()
+    sizes = [5_000, 20_000] if wanted.quick else [10_000, 300_000]
+    with tempfile.TemporaryDirectory(dir=wanted.dir) as folder:
+        figures = asyncio.run(measure(Path(folder) / "bench.db", sizes, wanted.callers))
+    sys.stdout.write(json.dumps(asdict(figures)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
