@@ -4,6 +4,7 @@ already.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -20,6 +21,7 @@ from helper.chain.models import (
     LeafBlock,
     NodeInfo,
     Round,
+    RoundList,
     TreeState,
     TxResult,
     parse_block,
@@ -42,11 +44,21 @@ LEAF_WINDOW = 1000
 
 _VOTE = "/shielded-vote/v1"
 _COSMOS = "/cosmos/base/tendermint/v1beta1"
+_LOWEST = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
 _IN_THREAD = 1 << 18  # answers above this many bytes are parsed off the event loop
 
 
 class HeightGoneError(ChainAnswerError):
-    """The node does not have this height any more (pruned): no fault of its, but no answer either."""
+    """The node does not have this height any more (pruned): no fault of its, but no answer either.
+
+    Attributes:
+        lowest: the lowest height that it says it has, None when it does not say.
+    """
+
+    def __init__(self, message: str, lowest: int | None = None) -> None:
+        found = _LOWEST.search(message)
+        super().__init__(message)
+        self.lowest = int(found.group(1)) if lowest is None and found else lowest
 
 
 class ChainClient:
@@ -69,7 +81,7 @@ class ChainClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def rounds(self) -> list[Round]:
+    async def rounds(self) -> RoundList:
         """All rounds of the chain."""
         return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=LARGE)
 

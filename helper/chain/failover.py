@@ -142,8 +142,6 @@ class Endpoints:
         """Wait until any node was probed again."""
         await self._probed.wait()
 
-    # Asking
-
     async def check(self) -> None:
         """Probe every endpoint once, all at the same time; returns when the slowest has answered or timed
         out.
@@ -175,12 +173,22 @@ class Endpoints:
         return await self.call_endpoint(lambda endpoint: fn(endpoint.client), min_height=min_height)
 
     async def call_endpoint(self, fn: Callable[[Endpoint], Awaitable[T]], *, min_height: int = 0) -> T:
-        """The same with the endpoint itself. Those that have shown `min_height` are asked before those that
-        have not.
+        """The same with the endpoint itself; see `ask`."""
+        return (await self.ask(fn, min_height=min_height))[-1]
 
-        A `ChainError` rests the endpoint and the next one is asked; `ChainUnavailable` when none is left.
+    async def ask(
+        self,
+        fn: Callable[[Endpoint], Awaitable[T]],
+        *,
+        enough: Callable[[T], bool] = lambda _: True,
+        min_height: int = 0,
+    ) -> list[T]:
+        """Ask the fresh endpoints in order until an answer is enough; all answers, that one last. Those that
+        have shown `min_height` are asked before those that have not.
+
+        A `ChainError` rests the endpoint and the next one is asked; `ChainUnavailable` when none answered.
         """
-        problems = []
+        answers, problems = [], []
         for endpoint in sorted(self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height):
             if self._reason(endpoint.health) is not None:
                 continue  # it was set aside by another call meanwhile
@@ -190,8 +198,12 @@ class Endpoints:
                 problems.append(f"{endpoint.name}: {error}")
                 self.failed(endpoint, error)
             else:
-                endpoint.health.failures = 0
-                return result
+                answers.append(result)
+                if enough(result):
+                    endpoint.health.failures = 0
+                    break
+        if answers:
+            return answers
         if not problems:
             problems = [f"{name}: {reason}" for name, reason in self.reasons().items()]
         raise ChainUnavailable("no endpoint could be asked (" + "; ".join(problems) + ")")

@@ -114,6 +114,19 @@ class NodeInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundList:
+    """The chain's rounds.
+
+    Attributes:
+        rounds: those that this version can read.
+        odd: why each of the others cannot be believed, by round id.
+    """
+
+    rounds: list[Round]
+    odd: dict[bytes, str]
+
+
+@dataclass(frozen=True, slots=True)
 class LeafPage:
     """One answer about leaves; `next_from_height` is where to go on, None at the end."""
 
@@ -126,11 +139,24 @@ def parse_round(answer: object) -> Round:
     return _round(Fields(answer, "answer").child("round"))
 
 
-def parse_rounds(answer: object) -> list[Round]:
-    """`GET rounds`: all rounds, except those whose status this version does not know (a newer chain's)."""
-    known = {int(status) for status in RoundStatus}
-    rounds = Fields(answer, "answer").children("rounds")
-    return [_round(fields) for fields in rounds if fields.uint("status") in known]
+def parse_rounds(answer: object) -> RoundList:
+    """`GET rounds`: all rounds.
+
+    One that this version cannot read (a newer chain's status, a bad field) or that is listed twice spoils no
+    other; one without an id spoils them all.
+    """
+    read: dict[bytes, Round] = {}
+    odd: dict[bytes, str] = {}
+    for fields in Fields(answer, "answer").children("rounds"):
+        round_id = fields.blob("vote_round_id", 32)
+        if round_id in read or round_id in odd:
+            odd[round_id] = "it is listed twice"
+            continue
+        try:
+            read[round_id] = _round(fields)
+        except ChainAnswerError as error:
+            odd[round_id] = str(error)
+    return RoundList([told for told in read.values() if told.round_id not in odd], odd)
 
 
 def _round(fields: Fields) -> Round:

@@ -56,7 +56,7 @@ async def test_round(status: int, key: bool) -> None:
 
 
 async def test_rounds_and_unknown_round() -> None:
-    assert [found.round_id for found in await client("rounds").rounds()] == [ROUND_ID]
+    assert [found.round_id for found in (await client("rounds").rounds()).rounds] == [ROUND_ID]
     assert await client("unknown round").round(b"\x11" * 32) is None
 
 

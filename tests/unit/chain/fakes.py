@@ -17,7 +17,7 @@ import httpx
 from helper.chain.failover import Endpoints, make_endpoints
 from helper.errors import StoreError
 from helper.share import ShareState
-from helper.store.rows import RoundLike, Spent, StoredRound
+from helper.store.rows import RoundLike, SentReveal, Spent, StoredRound
 from tests.conftest import recorded_lines
 from tests.support.clock import FakeClock
 
@@ -66,6 +66,8 @@ class Node:
     faults: dict[str, Handler] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     lowest: int = 1
+    says_lowest: bool = True
+    spent: set[bytes] = field(default_factory=set)
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -87,6 +89,7 @@ class Node:
             "status": lambda: answer(200, {"result": self._status()}),
             "block_results": lambda: self._results(int(query["height"])),
             "tx_search": lambda: self._search(query),
+            "abci_query": lambda: self._key(query["data"]),
         }
         if name in routes:
             return routes[name]()
@@ -107,7 +110,7 @@ class Node:
         if height > self.height:
             return answer(400, recorded("block to come", "blocks.jsonl")["response"])
         if height < self.lowest:
-            return answer(400, {"code": 3, "message": f"height {height} is not available, lowest is {self.lowest}"})
+            return answer(500, {"code": 2, "message": self._gone(height), "details": []})
         header = {"chain_id": self.chain_id, "height": str(height), "time": stamp(self._time(height))}
         txs = [b64encode(tx).decode() for tx in self.txs.get(height, [])]
         return answer(200, {"block": {"header": header, "data": {"txs": txs}}})
@@ -135,13 +138,20 @@ class Node:
         if height > self.height:
             return answer(500, recorded("block results of a height to come", "blocks.jsonl")["response"])
         if height < self.lowest:
-            error = {"code": -32603, "message": "Internal error", "data": f"height {height} is not available"}
+            error = {"code": -32603, "message": "Internal error", "data": self._gone(height)}
             return answer(500, {"error": error})
         txs = [self.results[sha256(tx).hexdigest().upper()] for tx in self.txs.get(height, [])]
         events = self.events.get(height)
         return answer(
             200, {"result": {"height": str(height), "txs_results": txs or None, "finalize_block_events": events}}
         )
+
+    def _gone(self, height: int) -> str:
+        return f"height {height} is not available" + f", lowest height is {self.lowest}" * self.says_lowest
+
+    def _key(self, key: str) -> httpx.Response:
+        value = "AQ==" if bytes.fromhex(key[2:])[34:] in self.spent else None
+        return answer(200, {"result": {"response": {"code": 0, "value": value}}})
 
     def _search(self, query: dict[str, str]) -> httpx.Response:
         size, page = int(query["per_page"]), int(query["page"])
@@ -181,6 +191,8 @@ class MemoryStore:
         self.spent: list[Spent] = []
         self.heights: list[int] = []
         self.ours: dict[Spent, int] = {}
+        self.sent: list[SentReveal] = []
+        self.with_shares: set[bytes] = set()
         self.leaves: dict[bytes, list[tuple[int, bytes]]] = {}
         self.subtrees: dict[bytes, bytes] = {}
         self.meta: dict[str, str] = {}
@@ -223,7 +235,14 @@ class MemoryStore:
 
     async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
         self.spent += [one for one in spent if one not in self.spent]
+        self.sent = [reveal for reveal in self.sent if (reveal.round_id, reveal.nullifier) not in spent]
         return [self.ours.pop(one) for one in spent if one in self.ours]
+
+    async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
+        return [reveal for reveal in self.sent if reveal.share_id > after_id][:limit]
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        return {round_id: {ShareState.RECEIVED: 1} for round_id in self.with_shares}
 
     async def cursor(self) -> int | None:
         return max(self.heights, default=None)

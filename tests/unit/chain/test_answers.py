@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import Any
 
 import httpx
@@ -59,9 +60,27 @@ def test_a_round_with_a_bad_field_names_it(field: str, value: object, problem: s
         parse_round({"round": recorded_round(1) | {field: value}})
 
 
-def test_rounds_of_a_newer_chains_status_are_left_out() -> None:
-    rounds = parse_rounds({"rounds": [recorded_round(1) | {"status": 9}, recorded_round(3)]})
-    assert [found.status for found in rounds] == [3]
+@pytest.mark.parametrize(
+    ("odd", "problem"),
+    [
+        ({"status": 9}, "answer.rounds[1].status: 9 is no status of a round"),
+        ({"vote_end_time": -1}, "answer.rounds[1].vote_end_time: -1 is out of range"),
+        ({"proposals": [{"id": "one"}]}, "answer.rounds[1].proposals[0].id: a whole number was expected"),
+        ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "it is listed twice"),
+    ],
+)
+def test_one_odd_round_spoils_no_other(odd: dict[str, object], problem: str) -> None:
+    other = {"vote_round_id": b64encode(b"\x07" * 32).decode()}
+    listed = parse_rounds({"rounds": [recorded_round(1), recorded_round(1) | other | odd]})
+    twice = "vote_round_id" in odd
+    assert [found.round_id for found in listed.rounds] == ([] if twice else [ROUND_ID])
+    assert list(listed.odd) == [ROUND_ID if twice else b"\x07" * 32]
+    assert problem in next(iter(listed.odd.values()))
+
+
+def test_a_round_without_an_id_spoils_the_list() -> None:
+    with pytest.raises(ChainAnswerError, match=r"rounds\[0\].vote_round_id: 32 bytes were expected"):
+        parse_rounds({"rounds": [recorded_round(1) | {"vote_round_id": "eobB"}]})
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ async def test_a_failing_call_moves_on_and_rests_the_node() -> None:
     network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500, content=b"<html>")
     asked = network.nodes["a"].asked
     with capture_logs() as logs:
-        assert len(await endpoints.call(lambda client: client.rounds())) == 1
+        assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
     assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "rounds: HTTP 500")]
     before = len(asked)
     await endpoints.call(lambda client: client.rounds())
