@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import anyio
 
+from helper.chain.client import HeightGoneError
 from helper.chain.endpoint import Endpoint
 from helper.chain.failover import Endpoints
 from helper.chain.message import REVEAL_TAG, RevealMessage
@@ -29,16 +30,21 @@ class BlockSource:
         An RPC that says "not yet" is believed, unless `thorough`: then REST is asked too (some nodes keep no
         results of executed blocks).
 
-        Raises `ChainUnavailable` when nobody could be asked, and `ChainAnswerError` when everyone who was
-        asked refused.
+        Raises `HeightGoneError` when everyone who may be asked says that the height is gone (with the lowest
+        height that any of them has), `ChainUnavailable` when nobody could be asked, and `ChainAnswerError` when
+        everyone who was asked refused.
         """
         refused: ChainError | None = None
+        gone: list[HeightGoneError] = []
         asked = to_come = False
         for endpoint, rpc in self._sources():
             if to_come and not rpc and not thorough:
                 break
             try:
                 results = await (self._by_rpc if rpc else self._by_rest)(endpoint, height)
+            except HeightGoneError as error:
+                gone.append(error)
+                continue
             except ChainError as error:
                 self._endpoints.failed(endpoint, error, rpc=rpc)
                 refused, asked = error, asked or not isinstance(error, ChainUnavailable)
@@ -48,9 +54,33 @@ class BlockSource:
             to_come = True
         if to_come:
             return None
-        if asked:
+        if gone and refused is None:
+            told = [error.lowest for error in gone if error.lowest is not None]
+            raise HeightGoneError(f"block {height}: {gone[-1]}", min(told, default=None))
+        if gone or asked:
             raise ChainAnswerError(f"block {height}: {refused}")
         raise ChainUnavailable(f"block {height}: {refused or 'no endpoint is fresh'}")
+
+    async def lowest(self, gone: int, there: int) -> int | None:
+        """The lowest height above `gone`, which no node has, that a node has, found by halving; None when
+        `there` is gone too. Raises as `fetch` does.
+        """
+        if not await self._has(there):
+            return None
+        while there - gone > 1:
+            middle = (gone + there) // 2
+            if await self._has(middle):
+                there = middle
+            else:
+                gone = middle
+        return there
+
+    async def _has(self, height: int) -> bool:
+        try:
+            await self.fetch(height)
+        except HeightGoneError:
+            return False
+        return True
 
     def _sources(self) -> list[tuple[Endpoint, bool]]:
         by_rpc = [(endpoint, True) for endpoint in self._endpoints.fresh_rpc]

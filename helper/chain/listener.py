@@ -2,7 +2,8 @@
 
 It is the only one who may say "confirmed". Applying a block twice changes nothing, so after any crash it
 goes on from the store's cursor. Blocks are fetched several at a time when it is behind, and always applied
-in order.
+in order. Blocks that no node has any more are bridged by a search or, where nobody can search, left out,
+loudly.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import anyio
 import structlog
 
 from helper.chain.blocks import BlockSource
+from helper.chain.client import HeightGoneError
 from helper.chain.failover import Endpoints
+from helper.chain.gap import GapStore, SentInGap
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rpc import BlockResults, Spent
 from helper.clock import Clock
-from helper.errors import ChainError, HelperError
+from helper.errors import ChainAnswerError, ChainError, HelperError
 from helper.rounds import RoundBook
 
 IN_FLIGHT = 8
@@ -32,7 +35,7 @@ _OVERLAP = 10
 _LONGEST_PAUSE = 10.0
 
 
-class ListenerStore(Protocol):
+class ListenerStore(GapStore, Protocol):
     """The part of the store that the listener writes to."""
 
     async def cursor(self) -> int | None:
@@ -43,9 +46,7 @@ class ListenerStore(Protocol):
         """Keep a block's nullifiers and move the cursor, in one transaction; returns our rows that it
         confirmed.
         """
-
-    async def add_spent(self, spent: Sequence[Spent]) -> Collection[int]:
-        """The same without the cursor."""
+        ...
 
 
 class Listener:
@@ -74,14 +75,24 @@ class Listener:
         self._endpoints = endpoints
         self._rounds = rounds
         self._source = BlockSource(endpoints)
+        self._sent = SentInGap(store, endpoints)
         self._clock = clock
         self._on_block = on_block
         self._on_spent = on_spent
         self._log = structlog.get_logger("helper.chain")
         self._tries = 0
+        self._goal: int | None = None
+        self._skipped = False
         self.height: int | None = None
         self.chain_time: float | None = None
         self.stalled: int | None = None
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether every block up to the head was applied when that was last looked at. Before, a nullifier that
+        was not seen may be one that is not seen yet: nothing is to be concluded from it.
+        """
+        return self._goal is not None and self.height is not None and self.height >= self._goal
 
     async def run(self) -> None:
         """Follow the chain for ever. On a new database it begins once the rounds were synced."""
@@ -106,6 +117,7 @@ class Listener:
         head = self._endpoints.head
         if head is None:
             return False
+        self._goal = head.height
         if self.height is None:
             self.height = await self._store.cursor()
         if self.height is None:
@@ -137,9 +149,10 @@ class Listener:
         for height in heights:
             results = fetched.get(height)
             if results is None:
-                await self._missing(height, problems.get(height))
-                return height > heights[0]
+                jumped = await self._missing(height, problems.get(height))
+                return jumped or height > heights[0]
             await self._take(results)
+            self._skipped = False
         return True
 
     async def _take(self, results: BlockResults) -> None:
@@ -150,9 +163,14 @@ class Listener:
             self._log.info("blocks are followed again", height=results.height)
             self.stalled = None
         self._note_time(results.time)
+        self._tell_spent(confirmed)
+        self._on_block(results.height)
+        if self.caught_up:
+            self._tell_spent(await self._sent.look(results.height))
+
+    def _tell_spent(self, confirmed: Collection[int]) -> None:
         if confirmed:
             self._on_spent(list(confirmed))
-        self._on_block(results.height)
 
     def _note_time(self, time: float | None = None) -> None:
         """The newest block's time: its own where the source tells it, else what the heads told."""
@@ -161,22 +179,28 @@ class Listener:
             self.chain_time = max(seen, self.chain_time or seen)
             self._rounds.processed(self.chain_time)
 
-    async def _missing(self, height: int, problem: ChainError | None) -> None:
-        """A block that exists could not be had: count, and look for another way after some tries."""
-        if not self._endpoints.usable:
-            if problem is not None:
-                raise problem
-            return
-        self._tries += 1
-        if self._tries >= TRIES and self.stalled != height:
-            self.stalled = height
-            self._log.error("no endpoint has this block", height=height, reason=str(problem or "not there yet"))
-        head = self._endpoints.head
-        gap = 0 if head is None else head.height - height
-        if self.stalled == height and gap > _OVERLAP and head is not None and self._endpoints.fresh_rpc:
-            await self._begin(head.height, self._rounds.open())
-        elif problem is not None:
+    async def _missing(self, height: int, problem: ChainError | None) -> bool:
+        """A block that exists could not be had: look for another way, at once when it is gone for certain, else
+        after some tries. True when one was found.
+        """
+        if self._endpoints.usable:
+            self._tries += 1
+            if self._tries >= TRIES and self.stalled != height:
+                self.stalled = height
+                self._log.error("no endpoint has this block", height=height, reason=str(problem or "not there yet"))
+            given_up = self._tries >= TRIES or self._certainly_gone(problem)
+            if given_up and await self._bridge(height, problem):
+                return True
+        if problem is not None:
             raise problem
+        return False
+
+    def _certainly_gone(self, problem: ChainError | None) -> bool:
+        """Whether every node that is configured was asked, none has the height, and one says which it has."""
+        everyone = len(self._endpoints.fresh) == len(self._endpoints.all)
+        rpcs = sum(endpoint.rpc is not None for endpoint in self._endpoints.all)
+        told = isinstance(problem, HeightGoneError) and problem.lowest is not None
+        return told and everyone and len(self._endpoints.fresh_rpc) == rpcs
 
     # Beginning, and bridging a gap that no node can fill
 
@@ -193,6 +217,50 @@ class Listener:
         await self._take(BlockResults(min(start, head), [], [], []))
         self._log.info("following blocks", height=self.height)
 
+    async def _bridge(self, height: int, problem: ChainError | None) -> bool:
+        """Go on beyond blocks from `height` on that cannot be had; False when there is nowhere to go on."""
+        head, gone = self._endpoints.head, isinstance(problem, HeightGoneError)
+        if head is None or not self._rounds.synced or not (gone or head.height - height > _OVERLAP):
+            return False
+        searched = await self._searched(self._rounds.open())
+        landing = head.height - _OVERLAP if searched else 0
+        if isinstance(problem, HeightGoneError):
+            lowest = problem.lowest or 0
+            if not height < lowest <= head.height:
+                lowest = await self._source.lowest(height, head.height) or 0
+            landing = max(landing, lowest - 1)
+        if landing < height:
+            return False
+        if not searched and not self._skipped:
+            self._tell_skipped(height, landing)
+        self._skipped = True
+        self._tell_spent(await self._sent.bridge(landing))
+        await self._take(BlockResults(landing, [], [], []))
+        return True
+
+    def _tell_skipped(self, height: int, landing: int) -> None:
+        self._log.error(
+            "blocks were left out: no node has them any more, and none can search them",
+            height=height,
+            count=landing - height + 1,
+            reason="what others revealed in them is not known here; of ours, what was sent before is asked about by "
+            "name, and nothing that is sent later is missed",
+            advice="Give the helper a node that keeps more blocks than its longest stop, or one with its RPC.",
+        )
+
+    async def _searched(self, rounds: Sequence[Round]) -> bool:
+        """Whether all reveals of these rounds were taken in by a search."""
+        if rounds and not self._endpoints.fresh_rpc:
+            return False
+        try:
+            for known in rounds:
+                await self._search(known.round_id)
+        except ChainAnswerError:
+            if self._tries < TRIES:
+                raise
+            return False  # it keeps no index
+        return True
+
     async def _search(self, round_id: bytes) -> None:
         """Take in every reveal of a round that any RPC finds."""
         problem: ChainError | None = None
@@ -204,8 +272,6 @@ class Listener:
                 self._endpoints.failed(endpoint, error, rpc=True)
                 problem = error
                 continue
-            confirmed = await self._store.add_spent([(round_id, nullifier) for _, nullifier in found])
-            if confirmed:
-                self._on_spent(list(confirmed))
+            self._tell_spent(await self._store.add_spent([(round_id, nullifier) for _, nullifier in found]))
             return
         raise problem or ChainError("no consensus RPC is fresh")

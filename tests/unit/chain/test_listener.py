@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -13,6 +15,7 @@ from helper.chain.listener import IN_FLIGHT, TRIES, Listener
 from helper.chain.message import RevealMessage
 from helper.errors import ChainError, StoreError
 from helper.rounds import RoundBook
+from helper.store.rows import PreparedReveal, SentReveal
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, VOTE_END, MemoryStore, Network, Node, answer, recorded_round
 
@@ -45,6 +48,10 @@ class Setting:
 
     def put(self, height: int, number: int, code: int = 0) -> None:
         self.node.include(height, reveal(number).to_tx(), included(number, code))
+
+    async def know_rounds(self) -> None:
+        await self.endpoints.check()
+        await self.rounds.sync()
 
     async def follow(self) -> None:
         await self.endpoints.check()
@@ -204,8 +211,9 @@ async def test_the_time_of_the_newest_processed_block(rpc: bool) -> None:
 async def test_a_round_closes_when_its_last_block_was_processed(rpc: bool) -> None:
     setting = Setting(rpc=rpc, cursor=99)
     setting.clock.advance(VOTE_END + 1 - setting.clock.now())
-    setting.node.rounds = [recorded_round(3)]
     await setting.endpoints.check()
+    await setting.rounds.sync()
+    setting.node.rounds = [recorded_round(3)]
     await setting.rounds.sync()
     assert not await setting.rounds.is_closed(ROUND_ID)
     await setting.follow()
@@ -222,11 +230,12 @@ async def test_begins_at_the_head_when_no_round_is_open() -> None:
 
 
 @pytest.mark.rule("R12")
-async def test_a_pruned_gap_is_bridged_by_search() -> None:
+@pytest.mark.parametrize("says_lowest", [True, False])
+async def test_a_pruned_gap_is_bridged_by_search(says_lowest: bool) -> None:
     setting = Setting(rpc=True, height=5000, cursor=100)
     setting.put(300, 1)
     setting.put(4995, 2)
-    setting.node.lowest = 4900
+    setting.node.lowest, setting.node.says_lowest = 4900, says_lowest
     setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
     confirmed: list[int] = []
     setting.listener = Listener(
@@ -235,12 +244,12 @@ async def test_a_pruned_gap_is_bridged_by_search() -> None:
     await setting.endpoints.check()
     await setting.rounds.sync()
     with capture_logs() as logs:
-        for _ in range(TRIES - 1):
+        for _ in range(0 if says_lowest else TRIES - 1):
             with pytest.raises(ChainError, match="height 101 is not available"):
                 await setting.listener.step()
         assert setting.listener.stalled is None
-        await setting.listener.step()
-    assert [log["height"] for log in logs if log["log_level"] == "error"] == [101]
+        assert await setting.listener.step()
+    assert [log["height"] for log in logs if log["log_level"] == "error"] == ([] if says_lowest else [101])
     assert confirmed == [11]
     await setting.follow()
     assert (setting.spent, setting.listener.height) == ([1, 2], 5000)
@@ -248,19 +257,196 @@ async def test_a_pruned_gap_is_bridged_by_search() -> None:
     assert setting.endpoints.usable, "a pruned node is not at fault"
 
 
-async def test_a_pruned_gap_without_a_search_is_reported_and_tried_for_ever() -> None:
-    setting = Setting(rpc=False, height=1000, cursor=100)
-    setting.node.lowest = 900
+def skipped(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """First height and number of the blocks that were said to be left out."""
+    found = [log for log in logs if log["log_level"] == "error" and "left out" in log["event"]]
+    return [(log["height"], log["count"]) for log in found]
+
+
+@pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
+async def test_a_gap_that_nobody_can_fill_is_left_out_at_once_and_loudly(cursor: int | None) -> None:
+    setting = Setting(rpc=False, height=1000, cursor=cursor)
+    setting.node.lowest = 995
+    setting.put(997, 3)
+    setting.store.ours = {(ROUND_ID, reveal(3).nullifier): 11}
     await setting.endpoints.check()
-    for _ in range(TRIES + 3):
+    await setting.rounds.sync()
+    with capture_logs() as logs:
+        await setting.follow()
+    first = 101 if cursor else recorded_round(1)["created_at_height"]
+    assert skipped(logs) == [(first, 995 - first)]
+    assert setting.listener.height == 1000
+    assert setting.spent == [3]
+    assert setting.store.ours == {}, "what was sent after the gap is confirmed"
+    assert setting.listener.stalled is None
+    assert setting.endpoints.usable, "a pruned node is not at fault"
+
+
+async def test_a_node_that_prunes_while_we_look_is_told_of_once() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.lowest = 995
+    block = setting.node._block
+
+    def pruning(height: int) -> httpx.Response:
+        if height == 995:
+            setting.node.lowest = max(setting.node.lowest, 997)
+        return block(height)
+
+    setting.node._block = pruning  # type: ignore[method-assign]
+    await setting.know_rounds()
+    with capture_logs() as logs:
+        await setting.follow()
+    assert skipped(logs) == [(101, 894)]
+    assert setting.store.heights == [100, 994, *range(996, 1001)]
+
+
+async def test_the_lowest_height_is_looked_for_when_no_node_says_it() -> None:
+    setting = Setting(rpc=False, height=10_000, cursor=100)
+    setting.node.lowest, setting.node.says_lowest = 7321, False
+    await setting.know_rounds()
+    for _ in range(TRIES - 1):
         with pytest.raises(ChainError):
             await setting.listener.step()
-    assert setting.listener.stalled == 101
-    assert setting.listener.height == 100
-    setting.node.lowest = 1
+    before = len(setting.node.asked)
+    assert await setting.listener.step()
+    assert setting.listener.height == 7320
+    assert len(setting.node.asked) - before < 40
     await setting.follow()
-    assert setting.listener.height == 1000
-    assert not setting.listener.stalled
+    assert setting.listener.height == 10_000
+
+
+async def test_while_a_node_that_may_have_the_blocks_is_away_they_are_waited_for() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.lowest = 900
+    archive = Node(setting.clock, height=1000)
+    setting.network.nodes["archive"] = archive
+    setting.endpoints = setting.network.endpoints(setting.clock)
+    setting.rounds = RoundBook(setting.store, setting.endpoints, clock=setting.clock)
+    setting.listener = Listener(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
+    del setting.network.nodes["archive"]
+    await setting.know_rounds()
+    for _ in range(TRIES - 1):
+        with pytest.raises(ChainError):
+            await setting.listener.step()
+    assert setting.listener.height == 100
+    setting.network.nodes["archive"] = archive
+    await setting.follow()
+    assert setting.store.heights == list(range(100, 1001))
+
+
+async def test_a_block_that_a_node_garbles_is_never_left_out() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
+    await setting.know_rounds()
+    for _ in range(TRIES + 3):
+        setting.clock.advance(60)
+        await setting.endpoints.check()
+        with pytest.raises(ChainError):
+            await setting.listener.step()
+    assert setting.listener.height == 100
+    setting.node.faults.clear()
+    setting.clock.advance(60)
+    await setting.follow()
+    assert setting.store.heights == list(range(100, 1001))
+
+
+def sent(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -> SentReveal:
+    message = reveal(number)
+    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k10", 90)
+    return SentReveal(number, ROUND_ID, message.nullifier, prepared, sends, 90, 90, "node:1317", outcome)
+
+
+@pytest.mark.rule("R12")
+@both
+async def test_what_was_sent_into_a_gap_is_asked_about_and_nothing_else(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, height=1000, cursor=100)
+    setting.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
+    setting.node.lowest = 995
+    setting.store.sent = [sent(1), sent(2), sent(3), sent(4, None), sent(5, None, sends=0), sent(6, "UNAVAILABLE")]
+    setting.store.ours = {(ROUND_ID, reveal(number).nullifier): number for number in range(1, 7)}
+    for number, code in ((1, 0), (2, 1), (4, 0), (5, 0), (6, 0)):
+        setting.put(500, number, code)
+        if not code:
+            setting.node.spent.add(reveal(number).nullifier)
+    confirmed: list[int] = []
+    known: list[tuple[int, list[int]]] = []
+    setting.listener = Listener(
+        setting.store,
+        setting.endpoints,
+        setting.rounds,
+        clock=setting.clock,
+        on_spent=confirmed.extend,
+        on_block=lambda height: known.append((height, list(confirmed))),
+    )
+    await setting.endpoints.check()
+    await setting.rounds.sync()
+    with capture_logs() as logs:
+        while setting.listener.height != 1000:
+            setting.clock.advance(60)
+            await setting.endpoints.check()
+            with suppress(ChainError):
+                await setting.listener.step()
+    assert skipped(logs) == [(101, 894)]
+    assert sorted(confirmed) == [1, 4]
+    assert known[0] == (994, [1, 4]), "before anyone makes a new proof because of the new height"
+    asked = " ".join(setting.node.asked)
+    named = {n for n in range(1, 7) if reveal(n).nullifier.hex() in asked or reveal(n).tx_hash().hex().upper() in asked}
+    assert named == {1, 2, 3, 4}, "what did not leave us is not named"
+
+
+@pytest.mark.rule("R12")
+async def test_after_a_gap_a_spent_nullifier_that_no_block_showed_is_looked_up() -> None:
+    setting = Setting(rpc=True, height=999, cursor=990)
+    setting.node.spent.add(reveal(1).nullifier)
+    setting.store.sent = [sent(1, "SPENT"), sent(2, "SPENT"), sent(3)]
+    setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    await setting.follow()
+    setting.node.height = 1000
+    await setting.follow()
+    assert setting.spent == [], "all blocks were seen: a node's word is not needed, and confirms nothing"
+    setting.store.meta["chain.gap"] = "900"
+    setting.listener = Listener(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
+    setting.node.height = 1010
+    await setting.follow()
+    assert setting.spent == [1]
+    assert setting.store.ours == {}
+    asked = " ".join(setting.node.asked)
+    assert reveal(3).nullifier.hex() not in asked
+
+
+async def test_nothing_is_left_out_before_the_sent_ones_were_asked_about() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.lowest = 995
+    setting.put(500, 1)
+    setting.store.sent = [sent(1)]
+    setting.node.faults["/tx/"] = lambda _: answer(502, {"error": "no consensus"})
+    await setting.know_rounds()
+    with pytest.raises(ChainError, match="nobody could be asked"):
+        await setting.listener.step()
+    assert setting.listener.height == 100
+    setting.node.faults.clear()
+    setting.clock.advance(5)
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == ([1], 1000)
+
+
+async def test_caught_up_means_up_to_the_newest_block() -> None:
+    setting = Setting(rpc=True, height=400, cursor=100)
+    assert not setting.listener.caught_up
+    seen: list[tuple[int, bool]] = []
+    setting.listener = Listener(
+        setting.store,
+        setting.endpoints,
+        setting.rounds,
+        clock=setting.clock,
+        on_block=lambda height: seen.append((height, setting.listener.caught_up)),
+    )
+    await setting.follow()
+    assert seen == [(height, height == 400) for height in range(101, 401)]
+    assert setting.listener.caught_up
+    setting.node.height = 405
+    await setting.follow()
+    assert seen[-2:] == [(404, False), (405, True)]
 
 
 async def test_an_outage_is_not_a_stall() -> None:
