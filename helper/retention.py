@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import structlog
@@ -19,7 +20,17 @@ INTERVAL = 1.0
 
 
 class Rounds(Protocol):
-    """The judge of what is closed, as `helper.rounds.RoundBook` is."""
+    """The judge of what is closed, as `helper.rounds.RoundBook` is.
+
+    Attributes:
+        revision: goes up with all that may close a round or let it be purged.
+    """
+
+    revision: int
+
+    def frozen(self, round_id: bytes) -> str | None:
+        """Why nothing may be done about the round now, or None."""
+        ...
 
     async def is_closed(self, round_id: bytes) -> bool:
         """Whether the chain's own word has closed the round for good."""
@@ -35,6 +46,7 @@ class Retention:
 
     A round is closed by the chain's word only (`RoundBook.is_closed`). Its shares that were not counted then fail and
     are reported; their witnesses stay for `purge_after` seconds, so that an operator can look, and go with the round.
+    The rounds are read only after the chain moved or when a purge has become due, at most once a second.
     """
 
     def __init__(self, *, store: Store, rounds: Rounds, clock: Clock, stats: Stats, purge_after: float) -> None:
@@ -44,24 +56,39 @@ class Retention:
         self._stats = stats
         self._purge_after = purge_after
         self._next_look = -INTERVAL
+        self._seen: int | None = None  # the revision at the last look that went well
+        self._next_purge = math.inf  # unix seconds
 
     async def run_once(self) -> None:
         """Close, alert and purge whatever the chain has closed."""
         if self._clock.monotonic() < self._next_look:
             return
+        revision = self._rounds.revision
+        if revision == self._seen and self._clock.now() < self._next_purge:
+            return
         self._next_look = self._clock.monotonic() + INTERVAL
+        self._seen = None
+        purges = []
         for stored in await self._store.rounds():
+            if self._rounds.frozen(stored.round_id) is not None:
+                continue
             if stored.closed_at is not None or await self._rounds.is_closed(stored.round_id):
-                await self._tend(stored)
+                purges.append(await self._tend(stored))
+        self._seen, self._next_purge = revision, min(purges, default=math.inf)
 
-    async def _tend(self, stored: StoredRound) -> None:
+    async def _tend(self, stored: StoredRound) -> float:
+        """Alert, or purge, one closed round; the unix time at which it is purged, infinity when it was."""
         if stored.alerted_at is None:
             await self._alert(stored)
         closed_at = stored.closed_at
-        if closed_at is not None and self._clock.now() >= closed_at + self._purge_after:
-            rows = await self._store.purge(stored.round_id)
-            self._rounds.forget(stored.round_id)
-            log.info("round purged", rows=rows)
+        if closed_at is None:
+            return self._clock.now() + self._purge_after
+        if self._clock.now() < closed_at + self._purge_after:
+            return closed_at + self._purge_after
+        rows = await self._store.purge(stored.round_id)
+        self._rounds.forget(stored.round_id)
+        log.info("round purged", rows=rows)
+        return math.inf
 
     async def _alert(self, stored: StoredRound) -> None:
         """Report what was not counted, in the log and in the queue's counts."""

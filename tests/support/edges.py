@@ -14,7 +14,7 @@ import httpx
 
 from helper.chain.models import Round, RoundStatus
 from helper.prover import ProofJob
-from helper.prover.pool import Proof
+from helper.prover.job import Proof
 from helper.share import Share
 from helper.tree import Anchor
 from tests.support.clock import FakeClock
@@ -147,7 +147,12 @@ class FakeRounds:
     end: int = START + 24 * 3600
     closed: set[bytes] = field(default_factory=set)
     forgotten: list[bytes] = field(default_factory=list)
+    odd: dict[bytes, str] = field(default_factory=dict)
+    revision: int = 0
     hold: asyncio.Event | None = None
+
+    def frozen(self, round_id: bytes) -> str | None:
+        return self.odd.get(round_id)
 
     def active(self) -> list[Round]:
         return [] if ROUND in self.closed else [make_round(ROUND, end=self.end)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from helper.errors import ProofFailed
+from helper.errors import ProofFailed, StoreError
 from helper.share import ShareState
-from helper.store.base import Enqueued
+from helper.store.base import Enqueued, StoredRound
 from tests.support.edges import HOUR, OTHER_ROUND, ROUND, START, make_round, make_share, nullifier_of
 from tests.support.queue import Line, open_line
 
@@ -22,7 +22,13 @@ async def line(tmp_path: Path) -> AsyncIterator[Line]:
 
 
 async def look(line: Line) -> None:
-    """One look at the rounds, a second or more after the last."""
+    """One look at the rounds after a new block, a second or more after the last look."""
+    line.rounds.revision += 1
+    await later(line)
+
+
+async def later(line: Line) -> None:
+    """A second passes, without a block."""
     line.clock.advance(1)
     await line.retention.run_once()
 
@@ -93,9 +99,9 @@ async def test_the_purge_comes_when_its_time_is_over_after_the_alert_and_takes_e
     line.rounds.closed.add(ROUND)
     await look(line)
     line.clock.advance(24 * HOUR - 2)
-    await look(line)
+    await later(line)
     assert line.store.journal.count("purge") == 0
-    await look(line)
+    await later(line)
     assert [name for name in line.store.journal if name in {"mark_alerted", "purge"}] == ["mark_alerted", "purge"]
     assert line.rounds.forgotten == [ROUND]
     for table in ("shares", "reveals", "history", "tombstones", "spent", "round_keys", "rounds"):
@@ -142,7 +148,61 @@ async def test_other_rounds_are_left_alone(line: Line) -> None:
 async def test_it_looks_once_a_second_however_often_it_is_called(line: Line) -> None:
     await line.retention.run_once()
     await line.store.mark_closed(ROUND, START - 25 * HOUR)
+    line.rounds.revision += 1
     await line.retention.run_once()
     assert line.rounds.forgotten == []
+    await later(line)
+    assert line.rounds.forgotten == [ROUND]
+
+
+async def test_it_reads_nothing_while_the_chain_stands_still_and_no_purge_is_due(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    await look(line)
+    rounds, reads = line.store.rounds, 0
+
+    async def counted() -> list[StoredRound]:
+        nonlocal reads
+        reads += 1
+        return await rounds()
+
+    monkeypatch.setattr(line.store, "rounds", counted)
+    for _ in range(50):
+        await later(line)
+    assert reads == 0
+    await look(line)
+    assert reads == 1
+
+
+async def test_a_look_that_failed_is_done_again(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    line.store.broken.add("mark_alerted")
+    with pytest.raises(StoreError):
+        await look(line)
+    line.store.broken.clear()
+    await later(line)
+    assert [stored.alerted_at for stored in await line.store.rounds()] == [line.clock.now()]
+
+
+@pytest.mark.rule("R14")
+async def test_a_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    line.rounds.odd[ROUND] = "it is not listed any more"
+    before = line.states()
+    await look(line)
+    assert line.states() == before
+    del line.rounds.odd[ROUND]
+    await look(line)
+    line.rounds.odd[ROUND] = "it is not listed any more"
+    line.clock.advance(25 * HOUR)
+    await look(line)
+    await look(line)
+    assert line.rounds.forgotten == []
+    del line.rounds.odd[ROUND]
     await look(line)
     assert line.rounds.forgotten == [ROUND]
