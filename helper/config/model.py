@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
@@ -27,6 +28,10 @@ def _url(value: str) -> str:
     if parts.query or parts.fragment:
         raise ValueError("must be an address without a query")
     return value.rstrip("/")
+
+
+def _url_or_blank(value: str) -> str:
+    return value if value == "" else _url(value)
 
 
 def _url_or_nothing(value: str) -> str:
@@ -54,6 +59,7 @@ def _nonblank(value: str) -> str:
 
 
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
+BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
 OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
 Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
 Text = Annotated[str, Field(strict=True)]
@@ -115,9 +121,10 @@ class ChainSection(Section):
         (),
         description="REST addresses of nodes, best first. With two or more, one may fail or lie.",
     )
-    rpc: tuple[Url, ...] = Field(
+    rpc: tuple[BlankUrl, ...] = Field(
         (),
-        description="CometBFT RPC addresses of the same nodes in the same order; optional, spares requests.",
+        description='CometBFT RPC addresses of the same nodes in the same order, "" for a node without; '
+        "optional, spares requests.",
     )
     own: Switch = Field(
         False,
@@ -132,6 +139,15 @@ class ChainSection(Section):
         120, gt=0, le=120, description="Dispatch pauses when our clock is further than this from the chain's."
     )
     timeout_seconds: Number = Field(10, gt=0, le=60, description="Longest time that a whole call to a node may take.")
+
+    @field_validator("rpc")
+    @classmethod
+    def _rpc_belongs_to_endpoints(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # absent when it is wrong itself, which is told on its own
+        endpoints = info.data.get("endpoints")
+        if endpoints is not None and len(value) > len(endpoints):
+            raise ValueError(f"has {len(value)} entries, more than endpoints ({len(endpoints)})")
+        return value
 
 
 class ProverSection(Section):
@@ -216,18 +232,28 @@ class Config(Section):
         return self.helper.max_concurrent_proofs or len(os.sched_getaffinity(0))
 
     @property
+    def chain_nodes(self) -> tuple[tuple[str, str], ...]:
+        """REST and RPC address ("" for none) of each node, best first, each node once.
+
+        `chain_api_port` comes first and has no RPC of its own; the n-th `rpc` belongs to the n-th of
+        `endpoints`; the dev chain where none is set.
+        """
+        nodes: dict[str, str] = {}
+        if self.helper.chain_api_port:
+            nodes[f"http://127.0.0.1:{self.helper.chain_api_port}"] = ""
+        for rest, rpc in zip_longest(self.chain.endpoints, self.chain.rpc, fillvalue=""):
+            nodes[rest] = nodes.get(rest) or rpc
+        return tuple(nodes.items()) or ((DEV_CHAIN_REST, DEV_CHAIN_RPC),)
+
+    @property
     def chain_endpoints(self) -> tuple[str, ...]:
-        """REST addresses, best first: `chain_api_port`, then `endpoints`; the dev chain where none is set."""
-        local = (f"http://127.0.0.1:{self.helper.chain_api_port}",) if self.helper.chain_api_port else ()
-        configured = tuple(dict.fromkeys(local + self.chain.endpoints))
-        return configured or (DEV_CHAIN_REST,)
+        """The nodes' REST addresses."""
+        return tuple(rest for rest, _ in self.chain_nodes)
 
     @property
     def chain_rpc(self) -> tuple[str, ...]:
-        """RPC addresses, as configured; the dev chain's where neither it nor any REST address is set."""
-        if self.chain.rpc or self.chain.endpoints or self.helper.chain_api_port:
-            return self.chain.rpc
-        return (DEV_CHAIN_RPC,)
+        """The nodes' RPC addresses in the same order, "" for none."""
+        return tuple(rpc for _, rpc in self.chain_nodes)
 
     @property
     def db_path(self) -> Path:

@@ -43,12 +43,19 @@ def type_of(section: str, key: str) -> type:
 def from_text(section: str, key: str, text: str) -> Any:
     """The value that an environment variable spells; a list is separated by commas.
 
+    Nothing between two commas is nothing, but in the list of RPC addresses a node without.
+
     Raises:
         ValueError: when it is not of the setting's type.
     """
     kind = type_of(section, key)
     if kind is tuple:
-        return [part.strip() for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in text.split(",")]
+        if (section, key) != ("chain", "rpc"):
+            return [part for part in parts if part]
+        while parts and not parts[-1]:
+            parts.pop()
+        return parts
     if kind is bool:
         word = text.strip().lower()
         if word in _TRUE or word in _FALSE:

@@ -69,7 +69,7 @@ def test_the_originals_file_means_what_it_meant(tmp_path: Path) -> None:
     config = load(file)
     assert config.helper.disable
     assert config.chain_endpoints == ("http://127.0.0.1:1317",)
-    assert config.chain_rpc == ()
+    assert config.chain_rpc == ("",)
     assert config.proof_slots == 3
     assert config.socket_path == Path("/var/lib/helper.sock")
     assert config.admin.config_url == "https://example.org/voting-config.json"
@@ -81,6 +81,43 @@ def test_endpoints_follow_the_local_port_and_are_named_once(tmp_path: Path) -> N
         '[helper]\nchain_api_port = 1317\n[chain]\nendpoints = ["http://a:1/", "http://127.0.0.1:1317", "http://a:1"]',
     )
     assert load(file).chain_endpoints == ("http://127.0.0.1:1317", "http://a:1")
+
+
+@pytest.mark.parametrize(
+    ("port", "endpoints", "rpc", "nodes"),
+    [
+        (0, ["http://a:1", "http://b:1"], ["http://a:2", "http://b:2"], [("a:1", "a:2"), ("b:1", "b:2")]),
+        (7, ["http://b:1"], ["http://b:2"], [("127.0.0.1:7", ""), ("b:1", "b:2")]),
+        (0, ["http://a:1", "http://b:1"], ["", "http://b:2"], [("a:1", ""), ("b:1", "b:2")]),
+        (0, ["http://a:1", "http://b:1"], ["http://a:2"], [("a:1", "a:2"), ("b:1", "")]),
+        (
+            7,
+            ["http://a:1", "http://127.0.0.1:7", "http://a:1", "http://b:1"],
+            ["", "http://l:2", "http://a:2", "http://b:2"],
+            [("127.0.0.1:7", "l:2"), ("a:1", "a:2"), ("b:1", "b:2")],
+        ),
+        (7, [], [], [("127.0.0.1:7", "")]),
+    ],
+)
+def test_each_rpc_address_belongs_to_the_endpoint_in_its_place(
+    port: int, endpoints: list[str], rpc: list[str], nodes: list[tuple[str, str]]
+) -> None:
+    config = Config.model_validate({"helper": {"chain_api_port": port}, "chain": {"endpoints": endpoints, "rpc": rpc}})
+    bare = [(rest.removeprefix("http://"), node.removeprefix("http://")) for rest, node in config.chain_nodes]
+    assert bare == nodes
+    assert config.chain_endpoints == tuple(rest for rest, _ in config.chain_nodes)
+    assert config.chain_rpc == tuple(node for _, node in config.chain_nodes)
+
+
+def test_an_rpc_address_without_an_endpoint_is_told_with_all_else(tmp_path: Path) -> None:
+    text = '[helper]\nport = -1\n[chain]\nendpoints = ["http://b:1"]\nrpc = ["http://b:2", "http://x:2"]\n'
+    found = {(p.line, p.key): p.message for p in problems(tmp_path, text)}
+    assert found == {
+        (2, "helper.port"): "must be at least 0",
+        (5, "chain.rpc"): "has 2 entries, more than endpoints (1)",
+    }
+    (problem,) = problems(tmp_path, '[helper]\nchain_api_port = 1\n[chain]\nrpc = ["http://b:2"]\n')
+    assert problem.key == "chain.rpc"
 
 
 def test_flags_outweigh_the_environment_and_that_the_file(tmp_path: Path) -> None:
@@ -107,6 +144,7 @@ def test_flags_outweigh_the_environment_and_that_the_file(tmp_path: Path) -> Non
     [
         ("CHAIN_ENDPOINTS", "http://a:1, http://b:2/ ,", ("http://a:1", "http://b:2")),
         ("CHAIN_ENDPOINTS", "", ()),
+        ("CHAIN_RPC", "", ()),
         ("CHAIN_POLL_SECONDS", "0.5", 0.5),
         ("HELPER_EXPOSE_QUEUE_STATUS", "True", True),
         ("HELPER_EXPOSE_QUEUE_STATUS", "0", False),
@@ -118,6 +156,11 @@ def test_the_environment_spells_every_type(name: str, text: str, value: Any) -> 
     config = load(None, {ENV_PREFIX + name: text})
     section, _, key = name.lower().partition("_")
     assert getattr(getattr(config, section), key) == value
+
+
+def test_the_environment_can_leave_a_node_without_rpc() -> None:
+    env = {"SVOTE_HELPER_CHAIN_ENDPOINTS": "http://a:1,http://b:1", "SVOTE_HELPER_CHAIN_RPC": ", http://b:2,"}
+    assert load(None, env).chain_rpc == ("", "http://b:2")
 
 
 def test_every_setting_has_a_variable_of_its_own() -> None:

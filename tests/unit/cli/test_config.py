@@ -60,6 +60,7 @@ def test_show_tells_what_is_in_force_and_no_secret(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("helper.toml").write_text('[helper]\napi_token = "hush"\nport = 1\n[operator]\ntoken = "hush"\n')
+    monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://me:hush@node:2")
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_RPC", "http://me:hush@node:1")
     assert run("config", "show", "--json", "--origin") == 0
     answer = last_json(capsys)
