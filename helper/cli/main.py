@@ -42,6 +42,8 @@ def make_cli(arguments: Sequence[str]) -> typer.Typer:
         help=_HELP,
         no_args_is_help=True,
         add_completion=False,
+        # as markup, "[helper] host" would lose its section
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     # without a callback a single command would lose its name

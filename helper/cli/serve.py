@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +13,7 @@ import typer
 
 from helper.cli.output import say
 from helper.cli.settings import ConfigOption, read_settings
+from helper.errors import StoreLocked
 
 app = typer.Typer()
 
@@ -27,16 +31,17 @@ def serve(
     """Take shares from wallets and reveal each at its time."""
     flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
-    # loaded here, so that the help and a mistake in the settings need no native code
+    if settings.helper.disable:
+        say("the helper is disabled ([helper] disable = true); nothing else is set up to run")
+        return
+    _refuse_a_second(settings.db_path)
+    # loaded here, so that the help, a mistake in the settings and a second daemon's end need no native code
     import uvloop  # noqa: PLC0415
 
     from helper.app import Service, run_service  # noqa: PLC0415
     from helper.telemetry.log import configure  # noqa: PLC0415
 
     configure(settings.log.level, settings.log.format)
-    if settings.helper.disable:
-        say("the helper is disabled ([helper] disable = true); nothing else is set up to run")
-        return
 
     def started(url: str) -> None:
         say(f"listening on {url}")
@@ -46,3 +51,21 @@ def serve(
             partial.replace(ready_file)
 
     uvloop.run(run_service(Service(settings), started=started))
+
+
+def _refuse_a_second(database: Path) -> None:
+    """Say that another daemon has the database before everything is loaded, which takes a second.
+
+    It only looks: the store takes the lock when it opens. What else may be wrong is for the store to say.
+
+    Raises:
+        StoreLocked: another daemon has it open.
+    """
+    with contextlib.suppress(OSError):
+        lock = os.open(f"{database}.lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLocked(f"another daemon has this database open: {database}.lock is locked") from None
+        finally:
+            os.close(lock)

@@ -36,6 +36,11 @@ def test_the_root_alone_is_the_help_and_a_usage_error(capsys: pytest.CaptureFixt
     assert "Usage" in "".join(capsys.readouterr())
 
 
+def test_the_help_shows_which_setting_a_flag_stands_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--help") == 0
+    assert "instead of [helper] host" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("arguments", [("nonsense",), ("queue", "list", "--nonsense"), ("config",), ("queue", "show")])
 def test_a_wrong_command_line_is_a_usage_error(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2

@@ -1,0 +1,63 @@
+"""`serve` before the service runs: a second daemon on one database is refused, and at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helper.cli import serve as serve_module
+from helper.errors import StoreLocked
+from helper.store.opening import FileLock
+
+
+def settings(folder: Path, text: str = "") -> Path:
+    file = folder / "helper.toml"
+    file.write_text(f'[helper]\nport = 0\ndb_path = "{folder}/q.db"\n{text}')
+    return file
+
+
+def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path) -> None:
+    """Loading takes longer than a second daemon may take to be refused."""
+    lock = FileLock(tmp_path / "q.db")
+    lock.take()
+    code = (
+        "import sys\n"
+        "from helper.cli.main import main\n"
+        "try:\n"
+        "    main(['serve', '--config', sys.argv[1]])\n"
+        "finally:\n"
+        "    print([name for name in ('helper.app', 'proofs', 'uvicorn', 'structlog') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(settings(tmp_path))], capture_output=True, text=True, check=False
+    )
+    lock.release(clean=False)
+    assert done.returncode == 1
+    assert done.stdout == "[]\n"
+    assert "another daemon has this database open" in done.stderr
+    assert "db_path of its own" in done.stderr
+
+
+def test_looking_at_the_lock_changes_nothing(tmp_path: Path) -> None:
+    database = tmp_path / "q.db"
+    serve_module._refuse_a_second(database)
+    assert list(tmp_path.iterdir()) == []
+    lock = FileLock(database)
+    assert lock.take()
+    with pytest.raises(StoreLocked):
+        serve_module._refuse_a_second(database)
+    lock.say_open()
+    lock.release(clean=False)
+    serve_module._refuse_a_second(database)
+    again = FileLock(database)
+    assert not again.take(), "that the last daemon did not end in order is still there to see"
+    again.release(clean=True)
+
+
+def test_a_disabled_helper_says_so_and_ends(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(settings(tmp_path, "disable = true"))]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "disabled" in done.stderr
