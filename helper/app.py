@@ -35,7 +35,7 @@ from helper.prover.pool import DEFAULT_COMMAND, ProverPool, WorkerCommand
 from helper.retention import Retention
 from helper.reveal import Revealer
 from helper.rounds import RoundBook
-from helper.server import Server, bind_tcp, bind_unix, make_server
+from helper.server import Server, bind_tcp, make_server, unix_listener
 from helper.store.sqlite import SqliteStore
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
@@ -43,9 +43,8 @@ from helper.tree import TreeKeeper
 log = structlog.get_logger("helper.app")
 
 HOUR = 3600.0
-LAG_SECONDS = 15.0
-"""Age of the newest block, in seconds, beyond which a leaf that is not there may just not have come: blocks
-come every 1 to 6 s."""
+EVER = 2**62
+"""A height above all blocks."""
 
 
 class Service:
@@ -128,27 +127,33 @@ class Service:
             clock=self.clock,
             wake=self.processor.wake,
             paused=self.intake_paused,
-            lagging=self.lagging,
         )
         self.wallet_view = WalletView(
-            intake=self.intake, store=self.store, rounds=self.rounds, trees=self.trees, ready=lambda: self.ready
+            intake=self.intake,
+            store=self.store,
+            rounds=self.rounds,
+            trees=self.trees,
+            ready=lambda: self.ready,
+            paused=self.intake_paused,
         )
 
     @property
     def ready(self) -> bool:
         """Whether shares are taken and revealed: the chain was synced once, the provers' keys are warm."""
-        return self.follower.ready and self.prover.ready and self._processor_running
+        return self._processor_running and self.prover.ready and self.intake_paused() is None
 
     def intake_paused(self) -> str | None:
-        """Why no share is taken now, or None: rounds and trees must be known and a node in step."""
+        """Why no share is taken now, or None: rounds and trees must be known, and not long ago.
+
+        It goes by the newest block that any node in step has shown: a node that rests after an error, or is
+        away for a moment, is no reason to turn wallets away.
+        """
         if not self.follower.ready:
             return "starting: the chain was not read yet"
-        return None if self.endpoints.usable else "no node is in step with the chain"
-
-    def lagging(self) -> bool:
-        """Whether the newest block is older than blocks get, though no node is stale yet."""
-        head = self.endpoints.head
-        return head is None or self.clock.now() - head.time > LAG_SECONDS
+        newest = self.endpoints.time_at(EVER)
+        if newest is None or self.clock.now() - newest > self.config.chain.stale_seconds:
+            return "no node is in step with the chain"
+        return None
 
     def gate(self) -> Gate:
         """What may be dispatched now."""
@@ -220,46 +225,46 @@ class Service:
         """Both servers, from listening to the end of the last request."""
         settings = self.config.helper
         wallets = bind_tcp(settings.host, settings.port)
-        control_path = self.config.socket_path
-        control = bind_unix(control_path)
-        servers: list[tuple[Server, Any]] = [
-            (make_server(self._wallet_app()), wallets),
-            (make_server(make_operator_app(self.store, self.facts)), control),
-        ]
-        tasks = [asyncio.create_task(server.serve(sockets=[sock])) for server, sock in servers]
-        host, port = wallets.getsockname()[:2]
-        started(f"http://{host}:{port}")
-        try:
-            yield tasks
-        finally:
-            for server, _ in servers:
-                server.should_exit = True
-            await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(FileNotFoundError):
-                control_path.unlink()
+        with contextlib.closing(wallets), unix_listener(self.config.socket_path) as control:
+            servers: list[tuple[Server, Any]] = [
+                (make_server(self._wallet_app()), wallets),
+                (make_server(make_operator_app(self.store, self.facts)), control),
+            ]
+            tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
+            host, port = wallets.getsockname()[:2]
+            started(f"http://{host}:{port}")
+            try:
+                yield tasks
+            finally:
+                for server, _ in servers:
+                    server.should_exit = True
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, servers: Sequence[asyncio.Task[None]]) -> None:
-        """Everything that runs for ever, until one of them ends or `stop` is called."""
-        tasks = [
-            asyncio.create_task(part)
-            for part in (
-                self.follower.run(),
-                self.listener.run(),
-                self.prover.run(),
-                self._process(),
-                self._reconcile(),
-                self._stop.wait(),
-            )
-        ]
+        """Everything that runs for ever, until `stop` is called. A part that ends by itself ends the service."""
+        parts = {
+            "follower": self.follower.run(),
+            "listener": self.listener.run(),
+            "prover": self.prover.run(),
+            "processor": self._process(),
+            "reconciler": self._reconcile(),
+        }
+        stop = asyncio.create_task(self._wait_stop())
+        tasks = [stop, *(asyncio.create_task(part, name=name) for name, part in parts.items())]
         try:
             done, _ = await asyncio.wait([*tasks, *servers], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in done - {stop}:
                 task.result()
+                if not self._stop.is_set():
+                    raise HelperError(f"the {task.get_name()} ended by itself", advice="Look into the log and restart.")
         finally:
             for task in reversed(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.endpoints.aclose()
+
+    async def _wait_stop(self) -> None:
+        await self._stop.wait()
 
     async def _process(self) -> None:
         """The queue, once provers are warm and the chain's circuit is chosen."""
@@ -301,8 +306,8 @@ class Service:
             try:
                 if self._processor_running and self.endpoints.usable:
                     await self.broadcaster.reconcile(self.listener.height or 0)
-            except HelperError as error:
-                log.error("unconfirmed reveals could not be looked at", error=str(error), advice=error.advice)
+            except Exception:  # whatever it is, the next block brings another look
+                log.exception("unconfirmed reveals could not be looked at")
 
 
 def _endpoints(config: Config, clock: Clock) -> Endpoints:

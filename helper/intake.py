@@ -4,8 +4,12 @@ The order of the checks is the protocol's: encodings and hashes, round, vote com
 open and time within it, spent already. A 200 means that all of them passed and that the row is on disk.
 
 A share can come before our own copy of the chain holds its round or leaf: wallets post seconds after their
-vote got in. It is then held for the next *regular* sync, never for one of its own, because the node that we
-ask would learn from an extra question when the share arrived.
+vote got in. It is then held for the next *regular* syncs, never for one of its own, because the node that we
+ask would learn from an extra question when the share arrived. A wallet never retries a 400, so the round or the
+leaf is only said to be missing once a node that knew every block up to the share's arrival did not have it.
+
+A share that comes again must be told from a new one also when its leaf cannot be checked: after its round, and
+after a restart until a node has confirmed the tree from the disk. Its key, which is on disk, then decides.
 
 While the helper is paused a share that is known, or that breaks a rule which needs no newer chain, is
 answered as ever; any other gets 503.
@@ -34,14 +38,15 @@ log = structlog.get_logger("helper.intake")
 
 HOLD_SECONDS: Final = 2.0
 """The longest that a share is held for the next regular sync."""
-HOLD_SYNCS: Final = 2
-"""Syncs that a share is held for: one may have begun before it came, the second has not."""
 MAX_IN_FLIGHT: Final = 2_000
 """Shares under check at once; beyond it wallets are asked to come again."""
 MAX_HELD: Final = 1_500
 """Of these, shares held for a sync: the rest is kept free for those that can be answered at once."""
 CHECK_THREADS: Final = 4
 """Threads that hash (0.3 ms a share, outside the interpreter's lock)."""
+
+_MAY_GROW: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
+"""A round that is over gets no leaf any more."""
 
 _REASONS: Final = {
     "length": "has the wrong length",
@@ -59,12 +64,24 @@ class Rounds(Protocol):
         """The round as the chain last told it."""
         ...
 
+    def frozen(self, round_id: bytes) -> str | None:
+        """Why nothing of this round may be taken now, or None."""
+        ...
+
 
 class Trees(Protocol):
     """The part of the tree keeper that intake reads; nothing here asks the chain."""
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         """The leaf (32 bytes), None beyond the known tree or for an unknown round."""
+        ...
+
+    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        """The leaf as it came from the disk while its tree is not checked, else None."""
+        ...
+
+    def lacks(self, round_id: bytes, arrived: float) -> bool:
+        """Whether a round or leaf that is not here was not on the chain either at a time (unix seconds)."""
         ...
 
     async def wait_next_sync(self, timeout: float) -> bool:
@@ -92,11 +109,6 @@ class Checks(Protocol):
         ...
 
 
-def never() -> bool:
-    """The nodes are not known to lag."""
-    return False
-
-
 class Intake:
     """Takes shares.
 
@@ -108,7 +120,6 @@ class Intake:
         clock: for the time of arrival.
         wake: called after a new share is on disk.
         paused: why no share can be taken now, or None.
-        lagging: whether the newest block that we know is older than blocks should be, for a short while.
     """
 
     def __init__(
@@ -121,7 +132,6 @@ class Intake:
         clock: Clock,
         wake: Callable[[], None],
         paused: Callable[[], str | None],
-        lagging: Callable[[], bool] = never,
     ) -> None:
         self._store = store
         self._rounds = rounds
@@ -130,7 +140,6 @@ class Intake:
         self._clock = clock
         self._wake = wake
         self._paused = paused
-        self._lagging = lagging
         self._threads = anyio.CapacityLimiter(CHECK_THREADS)
         self._in_flight = 0
         self._held = 0
@@ -159,11 +168,14 @@ class Intake:
         return outcome
 
     async def _accept(self, share: Share) -> Enqueued:
+        arrived = self._clock.now()
         check = await anyio.to_thread.run_sync(self._check, share, limiter=self._threads)
-        chain_round = await self._round_and_leaf(share, check.vote_commitment)
+        if await self._came_before(share, check.vote_commitment):
+            return Enqueued.DUPLICATE
+        chain_round = await self._round_and_leaf(share, check.vote_commitment, arrived)
         if await self._store.is_known(share.key):
             return Enqueued.DUPLICATE
-        self._refuse_when_paused()
+        self._refuse_when_paused(share)
         if chain_round.status is not RoundStatus.ACTIVE:
             raise ShareRefused(400, "the round is not active", field="vote_round_id")
         if share.submit_at > chain_round.vote_end_time:
@@ -203,13 +215,26 @@ class Intake:
             log.error("a share could not be checked", error=type(error).__name__)
             raise ShareRefused(400, "the share could not be checked") from None
 
-    async def _round_and_leaf(self, share: Share, vote_commitment: bytes) -> Round:
+    async def _came_before(self, share: Share, vote_commitment: bytes) -> bool:
+        """Whether a share whose leaf cannot be checked now, and need not come any more, is known."""
+        chain_round = self._rounds.get(share.round_id)
+        if chain_round is None or self._trees.leaf(share.round_id, share.tree_position) is not None:
+            return False
+        self._refuse_foreign_choice(share, chain_round)
+        kept = self._trees.unchecked_leaf(share.round_id, share.tree_position)
+        if kept is None and chain_round.status in _MAY_GROW:
+            return False
+        return kept in {None, vote_commitment} and await self._store.is_known(share.key)
+
+    async def _round_and_leaf(self, share: Share, vote_commitment: bytes, arrived: float) -> Round:
         """The share's round, once proposal, decision and vote commitment are found to be the chain's."""
         chain_round = self._known(share)
         if chain_round is None:
-            chain_round = await self._hold(share)
+            chain_round = await self._hold(share, arrived)
         self._refuse_foreign_choice(share, chain_round)
         leaf = self._trees.leaf(share.round_id, share.tree_position)
+        if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
+            raise ShareRefused(400, "the round is not active", field="vote_round_id")
         if leaf is None:
             raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
         if leaf != vote_commitment:
@@ -222,33 +247,29 @@ class Intake:
         if chain_round is None:
             return None
         self._refuse_foreign_choice(share, chain_round)
-        may_grow = chain_round.status in {RoundStatus.ACTIVE, RoundStatus.PENDING}
-        if may_grow and self._trees.leaf(share.round_id, share.tree_position) is None:
+        if chain_round.status in _MAY_GROW and self._trees.leaf(share.round_id, share.tree_position) is None:
             return None
         return chain_round
 
-    async def _hold(self, share: Share) -> Round:
-        """Wait for the regular syncs until the share's round and leaf are there, at most HOLD_SECONDS."""
-        self._refuse_when_paused()
+    async def _hold(self, share: Share, arrived: float) -> Round:
+        """Wait for regular syncs until the share's round and leaf are there or are known to be missing, at
+        most HOLD_SECONDS.
+        """
+        self._refuse_when_paused(share)
         deadline = self._clock.monotonic() + HOLD_SECONDS
         with self._holding():
-            for _ in range(HOLD_SYNCS):
-                left = deadline - self._clock.monotonic()
-                if left <= 0 or not await self._trees.wait_next_sync(left):
-                    break
+            while (left := deadline - self._clock.monotonic()) > 0 and await self._trees.wait_next_sync(left):
                 chain_round = self._known(share)
                 if chain_round is not None:
                     return chain_round
-            else:
-                return self._lacking(share)
-        self._refuse_when_paused()
+                self._refuse_when_paused(share)
+                if self._trees.lacks(share.round_id, arrived):
+                    return self._lacking(share)
+        self._refuse_when_paused(share)
         raise ShareRefused(429, "the node is behind, come again")
 
     def _lacking(self, share: Share) -> Round:
-        """The syncs went through and the chain, as we know it, does not hold what the share speaks of."""
-        self._refuse_when_paused()
-        if self._lagging():
-            raise ShareRefused(429, "the node is behind, come again")
+        """The chain does not hold what the share speaks of."""
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             raise ShareRefused(400, "no such round", field="vote_round_id")
@@ -264,8 +285,8 @@ class Intake:
         finally:
             self._held -= 1
 
-    def _refuse_when_paused(self) -> None:
-        reason = self._paused()
+    def _refuse_when_paused(self, share: Share) -> None:
+        reason = self._paused() or self._rounds.frozen(share.round_id)
         if reason is not None:
             raise ShareRefused(503, f"shares cannot be taken now: {reason}")
 

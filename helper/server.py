@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -11,12 +12,18 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from helper.api.connection import ConnectionLimits, bounded
 from helper.errors import HelperError
 
 STOP_GRACE = 5
 """Seconds that requests under way get when the service stops."""
 KEEP_ALIVE = 30
 """Seconds that an idle connection is kept: wallets post 16 shares over one."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+SPARE_FILES = 256
+"""Open files that are not wallets' connections: the database, the nodes, the provers."""
+MIN_CONNECTIONS = 64
 
 
 class Server(uvicorn.Server):
@@ -28,13 +35,18 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp) -> Server:
-    """A server for one app; it is started with `serve(sockets=[…])` and stopped with `should_exit = True`."""
+def make_server(app: ASGIApp, limits: ConnectionLimits | None = None) -> Server:
+    """A server for one app; it is started with `serve(sockets=[…])` and stopped with `should_exit = True`.
+
+    Args:
+        app: what answers.
+        limits: of its connections, the usual unless told.
+    """
     return Server(
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=bounded(limits or ConnectionLimits(connections=connection_limit())),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -43,7 +55,7 @@ def make_server(app: ASGIApp) -> Server:
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=STOP_GRACE,
-            backlog=2048,
+            backlog=BACKLOG,
         )
     )
 
@@ -60,6 +72,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise HelperError(
@@ -70,24 +83,79 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def bind_unix(path: Path) -> socket.socket:
-    """A listening socket that only this user can open; a socket file left behind by a crash is replaced.
+@contextlib.contextmanager
+def unix_listener(path: Path) -> Iterator[socket.socket]:
+    """A listening socket that only this user can open; its file goes with it, if it still is ours.
+
+    A socket file left behind by a crash is replaced, one on which somebody answers is not.
 
     Raises:
         HelperError: the path cannot be used; says why.
     """
+    listener, made = _bind_unix(path)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        with contextlib.suppress(OSError):
+            if _identity(path) == made:
+                path.unlink()
+
+
+def _bind_unix(path: Path) -> tuple[socket.socket, tuple[int, int]]:
+    """The socket, and what its file is known by."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode):
+                _refuse_taken(path)
                 path.unlink()
         listener.bind(str(path))
         path.chmod(0o600)
+        # at once, so that another daemon that looks whether somebody answers finds us
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        return listener, _identity(path)
     except OSError as error:
         listener.close()
         raise HelperError(
             f"cannot make the control socket {path}: {error.strerror or error}",
             advice="Set [operator] socket to a path of at most 100 characters in a directory of the helper's own.",
         ) from None
-    listener.setblocking(False)
-    return listener
+    except HelperError:
+        listener.close()
+        raise
+
+
+def _refuse_taken(path: Path) -> None:
+    """Raise HelperError when somebody answers on a socket; a full queue is an answer too."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                return
+    raise HelperError(
+        f"another daemon answers on the control socket {path}",
+        advice="Set [operator] socket to a path of this daemon's own.",
+    )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def connection_limit(wanted: int = ConnectionLimits().connections) -> int:
+    """How many connections there may be: as wanted, or what this process's limit of open files leaves.
+
+    The limit is raised as far as this process may raise it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + SPARE_FILES
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(MIN_CONNECTIONS, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))

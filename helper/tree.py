@@ -1,15 +1,17 @@
-"""The commitment tree of each active round, kept in step with the chain and never trusted before its root
-was checked.
+"""The commitment tree of each round, kept in step with the chain while the round takes votes, and never
+trusted before its root was checked.
 
 A sync asks for the newest root, fetches the leaves that are missing, and appends them; only when the root
 over them equals the chain's does the new part count: it can be read, it is kept on disk, and its root is an
 anchor. Leaves that contradict their root are taken out again and the node that gave them is set aside.
+
+Trees stay until their round is purged: a share that comes again after its round must be told from a new one.
+A round whose tree cannot be followed holds up no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -17,48 +19,35 @@ import structlog
 
 from helper.chain.endpoint import Endpoint
 from helper.chain.failover import Endpoints
-from helper.chain.models import LeafBlock, Round, TreeState
-from helper.errors import ChainAnswerError
+from helper.chain.models import BlockHead, Round, RoundStatus, TreeState
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.kept import Anchor, Kept, first_leaves, grow, load, root_of, save
+from helper.pace import Look, Pace, next_look
 from helper.rounds import RoundBook
 from helper.store.base import ChainStore
-from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
+from proofs import CommitmentTree, ProofsError
 
-_LEAVES_A_ROW = 8192
+__all__ = ["Anchor", "TreeKeeper"]
 
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A root that the chain has stored: of the first `size` leaves, at `height`."""
-
-    height: int
-    size: int
-    root: bytes
+_LONGEST_REST = 30.0
 
 
 @dataclass(slots=True)
-class _Kept:
-    """One round's tree.
+class _Trouble:
+    """A round whose tree could not be followed: how often in a row, and when it is tried again."""
 
-    `tree` may hold more leaves than `anchor` vouches for while a sync runs; `restored` says that what came
-    from the disk has not been checked against the chain yet. `unsaved` are checked blocks that are not on
-    disk.
-    """
+    reason: str = ""
+    failures: int = 0
+    retry_at: float = 0.0
 
-    tree: CommitmentTree
-    next_height: int
-    anchor: Anchor | None = None
-    anchors: dict[int, Anchor] = field(default_factory=dict)
-    restored: bool = False
-    unsaved: list[LeafBlock] = field(default_factory=list)
-    subtrees: int = 0
-
-    def vouch(self, state: TreeState) -> None:
-        """The tree's root was compared with the chain's."""
-        self.anchor = self.anchors[state.height] = Anchor(state.height, state.size, state.root)
+    def rest(self, monotonic: float) -> None:
+        """Leave it alone for 1, 2, 4 … 30 s."""
+        self.retry_at = monotonic + min(_LONGEST_REST, 2.0 ** min(self.failures, 10))
+        self.failures += 1
 
 
 class TreeKeeper:
-    """The trees of all active rounds.
+    """The trees of all rounds that are not purged.
 
     Attributes:
         synced_height: the chain's height that the trees are in step with, 0 before the first sync.
@@ -69,7 +58,11 @@ class TreeKeeper:
         self._endpoints = endpoints
         self._rounds = rounds
         self._log = structlog.get_logger("helper.chain")
-        self._kept: dict[bytes, _Kept] = {}
+        self._kept: dict[bytes, Kept] = {}
+        self._trouble: dict[bytes, _Trouble] = {}
+        self._pace = Pace()
+        self._look: Look | None = None  # at the list of rounds, which is read right before the trees
+        self._ended = 0.0  # when the last sync or look at the head ended: the next list was asked for later
         self._begun = 0  # syncs begun and, of those that went well, the newest
         self._done = 0
         self._finished = anyio.Event()
@@ -93,6 +86,13 @@ class TreeKeeper:
             return None
         return self._kept[round_id].tree.leaf(position)
 
+    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        """A leaf as it came from the disk, while its tree is not checked; None when there is none."""
+        kept = self._kept.get(round_id)
+        if kept is None or not kept.restored or not 0 <= position < len(kept.tree):
+            return None
+        return kept.tree.leaf(position)
+
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root that was checked at a height since the start; None when none was."""
         kept = self._kept.get(round_id)
@@ -103,6 +103,8 @@ class TreeKeeper:
         without a tree.
         """
         return await anyio.to_thread.run_sync(self._kept[round_id].tree.path, position, anchor.size)
+
+    # What is not there
 
     async def wait_next_sync(self, timeout: float) -> bool:
         """Wait until a regular sync that begins after this call has ended well; False when `timeout`
@@ -117,42 +119,115 @@ class TreeKeeper:
             return True
         return False
 
+    def lacks(self, round_id: bytes, arrived: float) -> bool:
+        """Whether the round, or a leaf of it, that is not here was not on the chain either at a time.
+
+        Args:
+            round_id: the round, known or not.
+            arrived: when a share came that speaks of it, in unix seconds.
+        """
+        known = self._rounds.get(round_id)
+        if known is None or known.status is not RoundStatus.ACTIVE:
+            return self._pace.proves_absence(self._look, arrived)
+        kept = self._kept.get(round_id)
+        return self._pace.proves_absence(kept.look if kept else None, arrived)
+
     # In step
 
     async def restore(self) -> None:
-        """Take the trees of the active rounds back from the store; each is checked in its first sync."""
-        for known in self._rounds.active():
-            await self._load(known)
+        """Take the trees of all rounds back from the store; those of active ones are checked in the first
+        sync.
+        """
+        for known in self._rounds.all():
+            try:
+                self._kept[known.round_id] = await load(self._store, known)
+            except Exception as error:  # one that cannot be read must not keep the others from their votes
+                self._log.error("stored tree was not read", round=known.round_id.hex()[:8], reason=str(error))
 
     async def sync(self, head: int = 0) -> None:
         """Bring every active round's tree up to the chain's. `head`: the height that the answers should know.
 
-        Raises `ChainUnavailable` when no endpoint gave a tree that fits its root, `StoreError` when it
-        cannot be kept.
+        Rounds that could not be followed are logged. Raises what went wrong with the first of them when none
+        could: `ChainUnavailable` when no endpoint gave a tree that fits its root, `StoreError` when it cannot
+        be kept.
         """
         self._begun += 1
-        begun = self._begun
-        active = self._rounds.active()
-        for known in active:
-            if known.round_id not in self._kept:
-                await self._load(known)
-            await self._endpoints.call_endpoint(partial(self._follow, known), min_height=head)
-            await self._save(known.round_id)
-        open_ = {known.round_id for known in self._rounds.open()}
-        for round_id in [r for r in self._kept if r not in open_]:
-            del self._kept[round_id]
+        begun, asked_after = self._begun, self._ended
+        self._forget_purged()
+        followed, problems = 0, []
+        # Those that failed last go last: their node then rests, which must not keep others from being asked.
+        for known in sorted(self._rounds.active(), key=lambda known: known.round_id in self._trouble):
+            if followed and self._rests(known.round_id):
+                continue  # asking would rest the node that the others need
+            try:
+                await self._sync_one(known, head)
+            except Exception as error:  # of whatever kind: other rounds go on
+                problems.append(error)
+            else:
+                followed += 1
+        if problems and not followed:
+            raise problems[0]
+        self._looked(head, asked_after)
         self._end(begun, head)
 
     def in_step(self, head: int) -> None:
-        """There is nothing new to sync: counts as a sync that went well."""
-        self._begun += 1
-        self._end(self._begun, head)
+        """The newest block is still `head`, whose trees are here. Nothing was asked, so it is no sync."""
+        self.synced_height = max(self.synced_height, head)
+        self._ended = self._endpoints.clock.now()
 
     def _end(self, begun: int, head: int) -> None:
         self._done = max(self._done, begun)
-        self.synced_height = max(self.synced_height, head)
+        self.in_step(head)
         finished, self._finished = self._finished, anyio.Event()
         finished.set()
+
+    def _looked(self, head: int, asked_after: float) -> None:
+        time = self._endpoints.time_at(head)
+        if time is not None:
+            self._look = next_look(self._look, BlockHead("", head, time), asked_after)
+
+    def _forget_purged(self) -> None:
+        there = {known.round_id for known in self._rounds.all()}
+        for round_id in [round_id for round_id in self._kept if round_id not in there]:
+            del self._kept[round_id]
+            self._trouble.pop(round_id, None)
+
+    def _rests(self, round_id: bytes) -> bool:
+        trouble = self._trouble.get(round_id)
+        return trouble is not None and self._endpoints.clock.monotonic() < trouble.retry_at
+
+    async def _sync_one(self, known: Round, head: int) -> None:
+        """One round's tree; what goes wrong is noted, told once, and raised."""
+        if not self._endpoints.usable:
+            raise ChainUnavailable("no endpoint could be asked")  # another round's failure: none of this one's
+        try:
+            if known.round_id not in self._kept:
+                self._kept[known.round_id] = await load(self._store, known)
+            await self._endpoints.call_endpoint(partial(self._look_at, known), min_height=head)
+            await save(self._store, known.round_id, self._kept[known.round_id])
+        except Exception as error:
+            self._note(known, error)
+            raise
+        if self._trouble.pop(known.round_id, None) is not None:
+            self._log.info("tree is followed again", round=known.round_id.hex()[:8])
+
+    def _note(self, known: Round, error: Exception) -> None:
+        trouble = self._trouble.setdefault(known.round_id, _Trouble())
+        reason = str(error) or type(error).__name__
+        if reason != trouble.reason:
+            self._log.warning("tree not followed", round=known.round_id.hex()[:8], reason=reason)
+        trouble.reason = reason
+        if isinstance(error, ChainError):
+            trouble.rest(self._endpoints.clock.monotonic())
+
+    async def _look_at(self, known: Round, endpoint: Endpoint) -> None:
+        """Follow an endpoint's word, and note what it must have known when it was asked."""
+        head, began = endpoint.health.head, self._endpoints.clock.now()
+        await self._follow(known, endpoint)
+        if head is not None:
+            self._pace.saw(head, began)
+            kept = self._kept[known.round_id]
+            kept.look = next_look(kept.look, head, began)
 
     async def _follow(self, known: Round, endpoint: Endpoint) -> None:
         """Follow an endpoint's word about one tree, or raise `ChainAnswerError` with everything as it was."""
@@ -160,42 +235,29 @@ class TreeKeeper:
         state = await endpoint.client.tree_latest(known.round_id)
         if state is None:
             if kept.anchor is not None:
-                self._must_lag(endpoint, kept.anchor.height, "has no leaves")
+                _must_lag(endpoint, kept.anchor.height, "has no leaves")
             return
         if kept.anchor is not None and state.height <= kept.anchor.height:
-            await self._compare(kept, kept.anchor, state)
+            await _compare(kept, kept.anchor, state)
             return
         if state.size < len(kept.tree):
-            self._must_lag(endpoint, kept.next_height - 1, f"has {state.size} leaves, not {len(kept.tree)}")
+            _must_lag(endpoint, kept.next_height - 1, f"has {state.size} leaves, not {len(kept.tree)}")
             return
         blocks = await endpoint.client.leaves(known.round_id, kept.next_height, state.height)
         before = len(kept.tree)
         try:
-            _check_continuity(blocks, before, state)
-            await _extend(kept.tree, blocks, state)
+            await grow(kept.tree, blocks, state)
         except (ChainAnswerError, ProofsError) as error:
             if kept.restored:
                 await self._start_over(endpoint, known, state)
                 return
             if len(kept.tree) > before:
-                kept.tree = await anyio.to_thread.run_sync(_first_leaves, kept.tree, before)
+                kept.tree = await first_leaves(kept.tree, before)
             raise ChainAnswerError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
         kept.vouch(state)
         kept.next_height = state.height + 1
         kept.restored = False
         kept.unsaved += blocks
-
-    async def _compare(self, kept: _Kept, anchor: Anchor, state: TreeState) -> None:
-        """A root that we should know already must be ours."""
-        fits = state.size == anchor.size if state.height == anchor.height else state.size < anchor.size
-        if not fits or await _root(kept.tree, state.size) != state.root:
-            raise ChainAnswerError(f"tree: the root at height {state.height} is of another tree")
-
-    def _must_lag(self, endpoint: Endpoint, height: int, problem: str) -> None:
-        """A node may only know less than we do when its newest block is before ours."""
-        head = endpoint.health.head
-        if head is None or head.height > height:
-            raise ChainAnswerError(f"tree: {problem} at a height where it had them")
 
     async def _start_over(self, endpoint: Endpoint, known: Round, state: TreeState) -> None:
         """What came from our disk does not fit: if the node's own leaves alone fit its root, ours were
@@ -204,82 +266,26 @@ class TreeKeeper:
         tree = CommitmentTree()
         blocks = await endpoint.client.leaves(known.round_id, known.created_at_height, state.height)
         try:
-            _check_continuity(blocks, 0, state)
-            await _extend(tree, blocks, state)
+            await grow(tree, blocks, state)
         except (ChainAnswerError, ProofsError) as error:
-            await self._load(known)
+            self._kept[known.round_id] = await load(self._store, known)
             raise ChainAnswerError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
         self._log.warning("stored tree did not fit and was fetched anew", round=known.round_id.hex()[:8])
         await self._store.drop_tree(known.round_id)
-        anew = _Kept(tree, state.height + 1, unsaved=blocks)
+        anew = Kept(tree, state.height + 1, unsaved=blocks)
         anew.vouch(state)
         self._kept[known.round_id] = anew
 
-    # The disk
 
-    async def _load(self, known: Round) -> None:
-        leaves, height = await self._store.load_leaves(known.round_id)
-        subtrees = await self._store.load_subtrees(known.round_id)
-        count = len(subtrees) // _SUBTREE_BYTES
-        try:
-            tree = await anyio.to_thread.run_sync(CommitmentTree.restore, leaves, subtrees)
-        except ProofsError:
-            self._log.warning("stored tree is damaged and is fetched anew", round=known.round_id.hex()[:8])
-            await self._store.drop_tree(known.round_id)
-            tree, leaves, height, count = CommitmentTree(), b"", 0, 0
-        next_height = max(height + 1, known.created_at_height)
-        self._kept[known.round_id] = _Kept(tree, next_height, restored=bool(leaves), subtrees=count)
-
-    async def _save(self, round_id: bytes) -> None:
-        """Keep what was checked; what the store refuses is offered again after the next sync."""
-        kept = self._kept[round_id]
-        while kept.unsaved:
-            # Many blocks become one row: their leaves are consecutive, and one fsync serves them all.
-            count, size = 1, len(kept.unsaved[0].leaves)
-            while count < len(kept.unsaved) and size < _LEAVES_A_ROW * 32:
-                size += len(kept.unsaved[count].leaves)
-                count += 1
-            batch = kept.unsaved[:count]
-            leaves = b"".join(block.leaves for block in batch)
-            await self._store.save_leaves(round_id, batch[-1].height, batch[0].start_index, leaves)
-            del kept.unsaved[:count]
-        size = kept.anchor.size if kept.anchor else 0
-        complete = size // SUBTREE_LEAVES
-        if complete > kept.subtrees:
-            nodes = b"".join(kept.tree.subtree(index) for index in range(kept.subtrees, complete))
-            await self._store.save_subtrees(round_id, kept.subtrees, nodes)
-            kept.subtrees = complete
+async def _compare(kept: Kept, anchor: Anchor, state: TreeState) -> None:
+    """A root that we should know already must be ours."""
+    fits = state.size == anchor.size if state.height == anchor.height else state.size < anchor.size
+    if not fits or await root_of(kept.tree, state.size) != state.root:
+        raise ChainAnswerError(f"tree: the root at height {state.height} is of another tree")
 
 
-_SUBTREE_BYTES = (SUBTREE_LEAVES - 1) * 32
-
-
-def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) -> None:
-    """The blocks must continue a tree of `size` leaves without gap or overlap up to the state's size."""
-    height = 0
-    for block in blocks:
-        if block.height <= height:
-            raise ChainAnswerError("the leaves' heights do not rise")
-        if block.start_index != size:
-            raise ChainAnswerError(f"leaves from {block.start_index} on came where {size} were expected")
-        size, height = block.end_index, block.height
-    if size != state.size:
-        raise ChainAnswerError(f"there are {size} leaves under a root of {state.size}")
-
-
-async def _extend(tree: CommitmentTree, blocks: Sequence[LeafBlock], state: TreeState) -> None:
-    """Append and compare with the chain's root; `ChainAnswerError` or `ProofsError` when it does not fit."""
-    await anyio.to_thread.run_sync(tree.append, b"".join(block.leaves for block in blocks))
-    if await _root(tree, state.size) != state.root:
-        raise ChainAnswerError("its leaves do not have its root: this is another tree")
-
-
-def _first_leaves(tree: CommitmentTree, size: int) -> CommitmentTree:
-    """A tree of the first `size` leaves, which were checked before what comes after them."""
-    leaves = b"".join(tree.leaf(position) for position in range(size))
-    subtrees = b"".join(tree.subtree(index) for index in range(size // SUBTREE_LEAVES))
-    return CommitmentTree.restore(leaves, subtrees)
-
-
-async def _root(tree: CommitmentTree, size: int) -> bytes:
-    return await anyio.to_thread.run_sync(tree.root, size)
+def _must_lag(endpoint: Endpoint, height: int, problem: str) -> None:
+    """A node may only know less than we do when its newest block is before ours."""
+    head = endpoint.health.head
+    if head is None or head.height > height:
+        raise ChainAnswerError(f"tree: {problem} at a height where it had them")

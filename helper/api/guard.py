@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -54,7 +55,9 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 async def http_error(_request: Request, error: Exception) -> Response:
     """Starlette's own refusals (no such path, wrong method), and ours."""
     assert isinstance(error, HTTPException)
-    return error_response(error.status_code, _TEXTS.get(error.status_code, error.detail), error.headers)
+    own = error.detail != HTTPStatus(error.status_code).phrase
+    text = error.detail if own else _TEXTS.get(error.status_code, error.detail)
+    return error_response(error.status_code, text, error.headers)
 
 
 async def wire_error(_request: Request, error: Exception) -> Response:

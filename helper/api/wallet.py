@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from helper import wire
 from helper.api.body import BodyReader
-from helper.api.guard import TOKEN_HEADER, JsonResponse, token_matches
+from helper.api.guard import TOKEN_HEADER, JsonResponse, error_response, token_matches
 from helper.chain.models import Round
 from helper.share import Share, ShareState
 from helper.store.base import Enqueued
@@ -81,6 +81,7 @@ class WalletView:
         rounds: the active rounds.
         trees: their trees.
         ready: whether the service has started in full (keys warm, chain known); until then it answers 503.
+        paused: why no share is taken now, or None; the status must not say ok where a share would get 503.
     """
 
     intake: Taker
@@ -88,6 +89,7 @@ class WalletView:
     rounds: ActiveRounds
     trees: Anchors
     ready: Callable[[], bool]
+    paused: Callable[[], str | None] = lambda: None
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -108,8 +110,10 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
         return JsonResponse(wire.share_status_answer(confirmed=confirmed))
 
     async def status(_request: Request) -> Response:
+        if (reason := view.paused()) is not None:
+            return error_response(503, f"shares cannot be taken now: {reason}")
         if not view.ready():
-            return JsonResponse({"status": STARTING}, 503)
+            return error_response(503, STARTING)
         return JsonResponse(_status_of(view))
 
     async def queue_status(_request: Request) -> Response:

@@ -62,7 +62,10 @@ class FakeAnchor:
 
 @dataclass
 class FakeChain:
-    """Rounds and trees at once; each sync runs the next of `syncs`, and none is left after the last."""
+    """Rounds and trees at once; each sync runs the next of `syncs`, and none is left after the last.
+
+    `behind` is how far the nodes are behind the clock, in seconds; `unchecked` leaves came from the disk.
+    """
 
     clock: FakeClock
     rounds: dict[bytes, Round] = field(default_factory=lambda: {ROUND_ID: make_round()})
@@ -70,6 +73,9 @@ class FakeChain:
     syncs: list[Callable[[], None]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     seconds: float = 0.5
+    behind: float = 0.0
+    unchecked: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    cold: set[bytes] = field(default_factory=set)
 
     def get(self, round_id: bytes) -> Round | None:
         return self.rounds.get(round_id)
@@ -79,6 +85,15 @@ class FakeChain:
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         return self.leaves.get((round_id, position))
+
+    def frozen(self, round_id: bytes) -> str | None:
+        return "its end changed" if round_id in self.cold else None
+
+    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        return self.unchecked.get((round_id, position))
+
+    def lacks(self, round_id: bytes, arrived: float) -> bool:
+        return self.clock.time - self.behind >= arrived
 
     def size(self, round_id: bytes) -> int:
         return max((position + 1 for known, position in self.leaves if known == round_id), default=0)

@@ -45,7 +45,6 @@ class House:
         self.checks = FakeChecks()
         self.woken = 0
         self.pause: str | None = None
-        self.lag = False
         self.intake = Intake(
             store=self.store,
             rounds=self.chain,
@@ -54,7 +53,6 @@ class House:
             clock=self.clock,
             wake=self.wake,
             paused=lambda: self.pause,
-            lagging=lambda: self.lag,
         )
 
     def wake(self) -> None:
@@ -211,6 +209,7 @@ async def test_a_share_before_its_leaf_is_held_for_the_next_sync(house: House) -
 
 async def test_a_sync_that_was_under_way_may_miss_the_leaf(house: House) -> None:
     no_leaf(house)
+    house.chain.behind = 0.6
     house.chain.syncs = [idle, grow(house)]
     assert await house.intake.accept(make_share()) is Enqueued.QUEUED
     assert sum(house.chain.waits[1:]) <= 1.5
@@ -237,7 +236,8 @@ async def test_a_leaf_of_a_closed_round_is_not_waited_for(house: House) -> None:
     no_leaf(house)
     in_round(house, RoundStatus.FINALIZED)
     refused = await house.refused(make_share())
-    assert (refused.status, refused.field) == (400, "tree_position")
+    assert (refused.status, refused.field) == (400, "vote_round_id")
+    assert "not active" in str(refused)
     assert house.chain.waits == []
 
 
@@ -251,6 +251,7 @@ async def test_no_share_is_held_longer_than_two_seconds(house: House) -> None:
 async def test_a_slow_sync_is_not_waited_for_beyond_the_limit(house: House) -> None:
     no_leaf(house)
     house.chain.seconds = 1.5
+    house.chain.behind = 5.0
     house.chain.syncs = [idle, grow(house)]
     assert (await house.refused(make_share())).status == 429
     assert sum(house.chain.waits[:1]) == intake_module.HOLD_SECONDS
@@ -258,9 +259,41 @@ async def test_a_slow_sync_is_not_waited_for_beyond_the_limit(house: House) -> N
 
 async def test_while_the_node_lags_a_share_may_come_again(house: House) -> None:
     no_leaf(house)
-    house.lag = True
-    house.chain.syncs = [idle, idle]
+    house.chain.behind = 5.0
+    house.chain.syncs = [idle, idle, idle, idle]
     assert (await house.refused(make_share())).status == 429
+    house.chain.rounds.clear()
+    house.chain.syncs = [idle, idle, idle, idle]
+    assert (await house.refused(make_share())).status == 429
+
+
+@pytest.mark.parametrize("kept", [None, COMMITMENT])
+async def test_a_known_share_whose_leaf_cannot_be_checked_is_a_duplicate(house: House, kept: bytes | None) -> None:
+    no_leaf(house)
+    house.pause = "starting"
+    house.store.known.add(make_share().key)
+    if kept is None:
+        in_round(house, RoundStatus.TALLYING)
+    else:
+        house.chain.unchecked[ROUND_ID, POSITION] = kept
+    assert await house.intake.accept(make_share()) is Enqueued.DUPLICATE
+
+
+async def test_another_vote_at_a_known_place_does_not_learn_that_it_is_known(house: House) -> None:
+    no_leaf(house)
+    in_round(house, RoundStatus.TALLYING)
+    house.chain.unchecked[ROUND_ID, POSITION] = b"\x33" * 32
+    house.store.known.add(make_share().key)
+    refused = await house.refused(make_share())
+    assert (refused.status, refused.field) == (400, "vote_round_id")
+    assert house.store.asked == []
+
+
+async def test_a_leaf_from_the_disk_is_not_enough_for_a_new_share(house: House) -> None:
+    no_leaf(house)
+    house.chain.unchecked[ROUND_ID, POSITION] = COMMITMENT
+    assert (await house.refused(make_share())).status == 429
+    assert house.store.asked == ["known"]
 
 
 async def test_paused_takes_nothing_new_and_holds_nothing(house: House) -> None:
@@ -269,6 +302,15 @@ async def test_paused_takes_nothing_new_and_holds_nothing(house: House) -> None:
     no_leaf(house)
     assert (await house.refused(make_share())).status == 503
     assert house.chain.waits == []
+
+
+async def test_a_frozen_round_takes_nothing_new_and_others_do(house: House) -> None:
+    house.chain.cold.add(ROUND_ID)
+    assert (await house.refused(make_share())).status == 503
+    house.store.known.add(make_share().key)
+    assert await house.intake.accept(make_share()) is Enqueued.DUPLICATE
+    house.chain.cold = {bytes(32)}
+    assert await house.intake.accept(make_share(share_index=1)) is Enqueued.QUEUED
 
 
 async def test_paused_while_held_is_503(house: House) -> None:

@@ -6,71 +6,16 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from helper.errors import ChainUnavailable, StoreError
-from helper.rounds import RoundBook
-from helper.tree import Anchor, TreeKeeper
-from proofs import CommitmentTree
-from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, MemoryStore, Network, Node, recorded, recorded_round
+from helper.tree import Anchor
+from tests.unit.chain.fakes import ROUND_ID, Node, recorded, recorded_round
+from tests.unit.tree_parts import Chain, Setting, leaf
 
 ROOT = b64decode(recorded("tree, latest")["response"]["tree"]["root"])
-
-
-def leaf(number: int) -> bytes:
-    return number.to_bytes(32, "little")
-
-
-class Chain:
-    """A tree as a chain would tell it, block by block."""
-
-    def __init__(self) -> None:
-        self.tree = CommitmentTree()
-        self.blocks: list[dict[str, Any]] = []
-
-    def append(self, height: int, *numbers: int) -> None:
-        block: dict[str, Any] = {"height": height, "leaves": [b64encode(leaf(n)).decode() for n in numbers]}
-        if len(self.tree):
-            block["start_index"] = len(self.tree)
-        self.blocks.append(block)
-        self.tree.append(b"".join(map(leaf, numbers)))
-
-    def show(self, *nodes: Node) -> None:
-        size, height = len(self.tree), self.blocks[-1]["height"]
-        root = b64encode(self.tree.root()).decode()
-        for node in nodes:
-            node.leaf_blocks = list(self.blocks)
-            node.tree = {"next_index": size, "root": root, "height": height, "next_index_at_root": size}
-            node.height = max(node.height, height)
-
-
-class Setting:
-    """A keeper over one node or more."""
-
-    def __init__(self, *hosts: str) -> None:
-        self.clock = FakeClock()
-        self.nodes = [Node(self.clock, height=100) for _ in hosts or ("a",)]
-        self.network = Network(**dict(zip(hosts or ("a",), self.nodes, strict=True)))
-        self.endpoints = self.network.endpoints(self.clock)
-        self.store = MemoryStore()
-        self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
-        self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
-
-    async def start(self) -> None:
-        await self.endpoints.check()
-        await self.rounds.sync()
-        await self.trees.restore()
-
-    async def again(self) -> TreeKeeper:
-        """A keeper after a restart."""
-        self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
-        await self.trees.restore()
-        return self.trees
-
-    def rested(self) -> list[str]:
-        return [name for name, reason in self.endpoints.reasons().items() if reason is not None]
 
 
 async def test_the_recorded_tree() -> None:
@@ -314,11 +259,27 @@ async def test_waiting_for_a_regular_sync_asks_nothing() -> None:
             await anyio.wait_all_tasks_blocked()
             assert setting.nodes[0].asked == before
             await setting.trees.sync(100)
+    assert results == [True]
+
+
+async def test_a_look_at_the_head_alone_is_no_sync() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    results: list[bool] = []
+
+    async def wait() -> None:
+        results.append(await setting.trees.wait_next_sync(30))
+
+    with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
             setting.trees.in_step(100)
-    assert results == [True, True]
+            await anyio.wait_all_tasks_blocked()
+            assert results == []
+            await setting.trees.sync(100)
+    assert results == [True]
 
 
 async def test_a_sync_that_began_before_does_not_count() -> None:
@@ -350,3 +311,139 @@ async def test_a_sync_that_began_before_does_not_count() -> None:
             assert done == []
             await setting.trees.sync(101)
     assert done == [True]
+
+
+async def test_trees_stay_until_their_round_is_purged() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    vote = setting.trees.leaf(ROUND_ID, 2)
+    setting.nodes[0].rounds = [recorded_round(1) | {"status": 3}]
+    await setting.rounds.sync(100)
+    await setting.store.mark_closed(ROUND_ID, 1.0)
+    await setting.trees.sync(100)
+    assert setting.trees.leaf(ROUND_ID, 2) == vote
+    trees = await setting.again()
+    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
+    setting.rounds.forget(ROUND_ID)
+    await trees.sync(100)
+    assert trees.unchecked_leaf(ROUND_ID, 2) is None
+
+
+async def test_from_the_disk_nothing_counts_as_checked() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    vote = setting.trees.leaf(ROUND_ID, 2)
+    assert setting.trees.unchecked_leaf(ROUND_ID, 2) is None
+    trees = await setting.again()
+    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
+    assert [trees.unchecked_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
+    await trees.sync(100)
+    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (vote, None)
+
+
+OTHER = bytes([1]) * 32
+
+
+def broken(node: Node) -> None:
+    """A second, older round, whose tree the node tells as nonsense."""
+    raw = recorded_round(1)
+    first = raw | {"vote_round_id": b64encode(OTHER).decode(), "created_at_height": "1"}
+    node.rounds = [first, raw]
+    node.faults[f"/commitment-tree/{OTHER.hex()}/"] = lambda _: httpx.Response(200, content=b'{"tree": 5}')
+
+
+async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
+    setting = Setting()
+    broken(setting.nodes[0])
+    await setting.start()
+    assert [known.round_id for known in setting.rounds.active()] == [OTHER, ROUND_ID]
+    with capture_logs() as logs, pytest.raises(ChainUnavailable):
+        await setting.trees.sync(100)
+    assert [log["round"] for log in logs if log["event"] == "tree not followed"] == [OTHER.hex()[:8]]
+    setting.clock.advance(1)
+    await setting.trees.sync(100)
+    assert setting.trees.size(ROUND_ID) == 3, "the broken one went last"
+    assert not setting.trees.lacks(OTHER, 0.0)
+    before = len(setting.nodes[0].asked)
+    setting.clock.advance(1)
+    await setting.trees.sync(100)
+    asked = setting.nodes[0].asked[before:]
+    assert not any(OTHER.hex() in path for path in asked), "it is left alone for a while, or it would rest the node"
+    path = f"/commitment-tree/{OTHER.hex()}/"
+    setting.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
+    setting.clock.advance(2)
+    with capture_logs() as logs:
+        await setting.trees.sync(100)
+    assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree is followed again"]
+
+
+async def test_one_tree_that_cannot_be_read_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    setting.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER).decode()})
+    await setting.start()
+    await setting.trees.sync(100)
+    load = setting.store.load_leaves
+
+    async def fails(round_id: bytes) -> tuple[bytes, int]:
+        if round_id == OTHER:
+            raise StoreError("unreadable")
+        return await load(round_id)
+
+    monkeypatch.setattr(setting.store, "load_leaves", fails)
+    trees = await setting.again()
+    assert trees.unchecked_leaf(ROUND_ID, 2) is not None
+
+
+async def test_a_leaf_is_only_missing_once_a_node_must_have_had_it() -> None:
+    setting = Setting()
+    node = setting.nodes[0]
+    await setting.start()
+    await setting.trees.sync(100)
+    arrived = setting.clock.now()
+    await setting.trees.sync(100)
+    assert not setting.trees.lacks(ROUND_ID, arrived), "the block may not have been executed yet"
+    setting.clock.advance(1)
+    node.age = 1.0
+    setting.trees.in_step(100)
+    assert not setting.trees.lacks(ROUND_ID, arrived + 0.9), "nothing was asked since"
+    await setting.endpoints.check()
+    await setting.trees.sync(100)
+    assert setting.trees.lacks(ROUND_ID, arrived + 0.9)
+
+
+async def test_a_node_that_is_behind_proves_nothing_missing() -> None:
+    setting = Setting()
+    node = setting.nodes[0]
+    await setting.start()
+    for _ in range(4):
+        await setting.trees.sync(node.height)
+        setting.clock.advance(5)
+        node.height += 1
+        await setting.endpoints.check()
+    for _ in range(3):  # no block for 15 s, where one came every 5
+        setting.clock.advance(5)
+        node.age += 5
+        arrived = setting.clock.now()
+        await setting.endpoints.check()
+        await setting.trees.sync(node.height)
+        await setting.trees.sync(node.height)
+    assert not setting.trees.lacks(ROUND_ID, arrived)
+    assert not setting.trees.lacks(b"\x09" * 32, arrived), "a round neither"
+
+
+async def test_a_round_that_no_node_tells_of_is_missing_in_the_end() -> None:
+    setting = Setting()
+    node = setting.nodes[0]
+    await setting.start()
+    arrived = setting.clock.now() + 0.3  # after the first list was asked for
+    lacks = []
+    for _ in range(3):
+        await setting.rounds.sync(node.height)
+        await setting.trees.sync(node.height)
+        lacks.append(setting.trees.lacks(b"\x09" * 32, arrived))
+        setting.clock.advance(1)
+        node.height += 1
+        await setting.endpoints.check()
+    assert lacks == [False, False, True]

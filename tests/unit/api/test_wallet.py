@@ -109,7 +109,15 @@ async def test_until_it_is_ready_the_status_is_503(wallets: Wallets) -> None:
     wallets.ready = False
     async with wallets.client() as client:
         answer = await client.get(STATUS)
-    assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
+    assert (answer.status_code, is_error(answer)) == (503, "starting")
+
+
+async def test_while_it_is_paused_the_status_is_503(wallets: Wallets) -> None:
+    wallets.pause = "no node is in step"
+    async with wallets.client() as client:
+        answer = await client.get(STATUS)
+    assert answer.status_code == 503
+    assert "no node is in step" in is_error(answer)
 
 
 async def test_counts_are_only_told_when_that_is_set(wallets: Wallets) -> None:

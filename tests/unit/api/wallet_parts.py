@@ -25,6 +25,7 @@ class Wallets:
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.ready = True
+        self.pause: str | None = None
         intake = Intake(
             store=self.store,
             rounds=self.chain,
@@ -32,10 +33,15 @@ class Wallets:
             checks=self.checks,
             clock=self.clock,
             wake=lambda: None,
-            paused=lambda: None,
+            paused=lambda: self.pause,
         )
         view = WalletView(
-            intake=intake, store=self.store, rounds=self.chain, trees=self.chain, ready=lambda: self.ready
+            intake=intake,
+            store=self.store,
+            rounds=self.chain,
+            trees=self.chain,
+            ready=lambda: self.ready,
+            paused=lambda: self.pause,
         )
         self.app = make_app(view, **settings)
 

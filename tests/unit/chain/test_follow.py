@@ -80,7 +80,7 @@ async def test_runs_until_cancelled() -> None:
             group.cancel_scope.cancel()
 
 
-async def test_who_waits_is_released_by_the_next_regular_look() -> None:
+async def test_who_waits_is_released_by_the_next_regular_sync_and_no_sooner() -> None:
     setting = Setting()
     await setting.poll()
     await setting.poll()
@@ -95,5 +95,9 @@ async def test_who_waits_is_released_by_the_next_regular_look() -> None:
             await anyio.wait_all_tasks_blocked()
             before = setting.syncs()
             await setting.poll()
+            await anyio.wait_all_tasks_blocked()
+            assert setting.syncs() == before, "in step with the newest block: nothing was asked"
+            assert released == []
+            setting.node.height += 1
+            await setting.poll()
     assert released == [True]
-    assert setting.syncs() == before, "in step with the newest block: nothing was asked"

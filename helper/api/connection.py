@@ -1,0 +1,176 @@
+"""One connection's limits, which uvicorn does not have: how long and how large a request's head may be, how long
+a body may be dragged on that nobody reads any more, and how many connections there may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from helper.wire import error_answer
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one connection may take.
+
+    Attributes:
+        head_seconds: from the connection, or a request's first byte, to the end of its headers.
+        head_bytes: of a request line with its headers; also of what a body carries beside its content.
+        connections: at once; one more is told to come again.
+    """
+
+    head_seconds: float = 10.0
+    head_bytes: int = 64 << 10
+    connections: int = 4096
+
+
+class _RefusedError(Exception):
+    """Stops the parser; what to answer is noted."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with limits. `bounded` makes the class for other limits than the usual."""
+
+    limits = ConnectionLimits()
+
+    def __init__(self, *arguments: Any, **parts: Any) -> None:
+        super().__init__(*arguments, **parts)
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = True  # or between two requests
+        self._unread = 0  # bytes that came since the parser last gave a part of a body or the end of a head
+        self._head_size = 0
+        self._refusal = (HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1")
+
+    # What the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for a request."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        if len(self.connections) > self.limits.connections:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections, come again")
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse on, unless too much has come of what must be short."""
+        if self._in_head and self._timer is None:
+            self._arm()
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > self.limits.head_bytes:
+            self._refuse(*self._too_large())
+
+    # What the parser finds
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_head, self._head_size = True, 0
+        if self._timer is None:
+            self._arm()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path."""
+        self._measure(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer after a body."""
+        self._measure(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._in_head, self._unread = False, 0
+        self._disarm()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body; whoever reads it has limits of his own."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is there."""
+        self._in_head, self._unread = True, 0
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            # It was answered before its end, and its end has stopped the clock that watches idle connections.
+            self._disarm()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """An answer is out; what is left of its request's body must not take for ever."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self._in_head and self._timer is None:
+            self._arm()
+
+    # What is done about it
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's text)
+        """Answer a request that could not be parsed, in the shape of all errors."""
+        self._refuse(*self._refusal)
+
+    def _measure(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > self.limits.head_bytes:
+            self._refusal = self._too_large()
+            raise _RefusedError
+
+    def _too_large(self) -> tuple[HTTPStatus, str]:
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: are larger than {self.limits.head_bytes} bytes"
+
+    def _arm(self) -> None:
+        if not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.limits.head_seconds, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if self._answering():
+            self._arm()  # the answer to the request before this one is still being made
+        elif self._unread and self._in_head:
+            seconds = f"{self.limits.head_seconds:g}"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {seconds} s")
+        else:
+            self.transport.close()
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer, unless that would end up in the midst of another answer, and close."""
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        if not self._answering():
+            body = orjson.dumps(error_answer(message))
+            head = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def bounded(limits: ConnectionLimits) -> type[BoundedProtocol]:
+    """The protocol with these limits, as uvicorn takes it: a class."""
+    return type("Bounded", (BoundedProtocol,), {"limits": limits})

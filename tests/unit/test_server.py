@@ -1,0 +1,272 @@
+"""The servers' edges, with real sockets: slow and large heads, too many connections, whose control socket it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helper.api.app import wrapped
+from helper.api.connection import ConnectionLimits
+from helper.errors import HelperError
+from helper.server import SPARE_FILES, Server, bind_tcp, connection_limit, make_server, unix_listener
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 20.0
+SOON = ConnectionLimits(head_seconds=0.2, head_bytes=4096, connections=3)
+PATIENT = ConnectionLimits(head_seconds=60, head_bytes=4096, connections=3)
+ASK = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def hello(_request: Request) -> Response:
+    return Response(b"hello")
+
+
+async def echo(request: Request) -> Response:
+    return Response(await request.body())
+
+
+@contextlib.asynccontextmanager
+async def serving(limits: ConnectionLimits) -> AsyncIterator[int]:
+    """A server with these limits; yields its port."""
+    app = wrapped([Route("/hello", hello), Route("/echo", echo, methods=["POST"])])
+    server: Server = make_server(app, limits)
+    listener = bind_tcp("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    async with asyncio.timeout(PATIENCE):
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield port
+        finally:
+            server.should_exit = True
+            await task
+
+
+class Client:
+    """One raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, port: int, first: bytes = b"") -> Client:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        client.writer.write(first)
+        return client
+
+    async def ask(self, request: bytes = ASK) -> bytes:
+        """The body of one answer."""
+        self.writer.write(request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        return await self.reader.readexactly(int(length.partition(b":")[2]))
+
+    async def rest(self) -> bytes:
+        """What comes until the server closes."""
+        try:
+            told = await self.reader.read()
+        except ConnectionResetError:
+            told = b""
+        self.writer.close()
+        return told
+
+
+def error_of(told: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error in its one shape."""
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    answer = json.loads(body)
+    assert set(answer) == {"status", "error"}
+    return int(head.split()[1]), answer
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    async with serving(SOON) as port:
+        assert await (await Client.connect(port)).rest() == b""
+
+
+async def test_half_a_head_is_cut_off() -> None:
+    async with serving(SOON) as port:
+        client = await Client.connect(port, ASK[:20])
+        status, answer = error_of(await client.rest())
+        assert (status, answer["status"]) == (408, "error")
+
+
+async def test_a_head_that_drips_is_cut_off() -> None:
+    async with serving(SOON) as port:
+        client = await Client.connect(port, b"GET /hello HTTP/1.1\r\n")
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    client.writer.write(b"X: y\r\n")
+                    await client.writer.drain()
+                    await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        told = await client.rest()
+        dripping.cancel()
+        assert told == b"" or error_of(told)[0] == 408
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"G", ASK[:-2]])
+async def test_a_next_request_that_is_begun_must_go_on(more: bytes) -> None:
+    async with serving(SOON) as port:
+        client = await Client.connect(port)
+        assert await client.ask() == b"hello"
+        client.writer.write(more)
+        assert error_of(await client.rest())[0] == 408
+
+
+async def test_a_body_that_nobody_waits_for_does_not_hold_the_connection() -> None:
+    async with serving(SOON) as port:
+        client = await Client.connect(port)
+        assert await client.ask(b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == b"hello"
+        client.writer.write(b"1")
+        assert await client.rest() == b""
+
+
+async def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
+    async with serving(SOON) as port:
+        idle = await Client.connect(port)
+        assert await idle.ask() == b"hello"
+        silent = await Client.connect(port)
+        assert await silent.rest() == b"", "time for a head has passed"
+        assert await idle.ask() == b"hello"
+        late_body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+        idle.writer.write(late_body)
+        assert await (await Client.connect(port)).rest() == b""
+        assert await idle.ask(b"ok") == b"ok", "a body has a time of its own"
+        idle.writer.close()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /hello HTTP/1.1\r\n",
+        b"GET /hello HTTP/1.1\r\nX: ",
+        b"GET /",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n",
+    ],
+)
+@pytest.mark.parametrize("piece", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
+async def test_a_head_without_end_is_refused_at_the_limit(start: bytes, piece: bytes) -> None:
+    async with serving(PATIENT) as port:
+        client = await Client.connect(port, start)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 100 << 20:
+                client.writer.write(piece * 16)
+                await client.writer.drain()
+                sent += len(piece) * 16
+        assert sent < 20 << 20, "what fits into the kernel's buffers"
+        await client.rest()
+
+
+async def test_a_large_head_in_one_piece_is_431_and_one_within_the_limit_is_not() -> None:
+    async with serving(PATIENT) as port:
+        large = await Client.connect(port, ASK[:-2] + b"X: " + b"a" * 5000 + b"\r\n\r\n")
+        status, answer = error_of(await large.rest())
+        assert (status, answer["error"]) == (431, "headers: are larger than 4096 bytes")
+        client = await Client.connect(port)
+        assert await client.ask(ASK[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello"
+        assert await client.ask(ASK[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", "each its own"
+        body = b"b" * 100_000
+        post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+        assert await client.ask(post + body) == body, "a body is no head"
+        client.writer.close()
+
+
+async def test_what_is_not_http_is_400_in_the_shape_of_all_errors() -> None:
+    async with serving(PATIENT) as port:
+        client = await Client.connect(port, b"\x16\x03\x01 hello\r\n\r\n")
+        assert error_of(await client.rest())[0] == 400
+
+
+async def test_one_connection_too_many_is_told_so_and_the_others_go_on() -> None:
+    async with serving(PATIENT) as port:
+        clients = [await Client.connect(port) for _ in range(3)]
+        for client in clients:
+            assert await client.ask() == b"hello"
+        status, _ = error_of(await (await Client.connect(port)).rest())
+        assert status == 503
+        for client in clients:
+            assert await client.ask() == b"hello"
+        clients[0].writer.close()
+        await clients[0].writer.wait_closed()
+        assert await clients[1].ask() == b"hello"
+        again = await Client.connect(port)
+        assert await again.ask() == b"hello"
+        for client in [again, *clients[1:]]:
+            client.writer.close()
+
+
+def test_connections_fit_into_the_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        limit = connection_limit(4096)
+        now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert limit == min(4096, now - SPARE_FILES)
+        assert now == 4096 + SPARE_FILES or now == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# The control socket
+
+
+def test_the_control_socket_is_its_owners_and_goes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "helper.sock"
+    with unix_listener(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
+    assert not path.exists()
+
+
+def test_a_socket_that_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "helper.sock"
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(path))
+    with unix_listener(path), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(path))
+
+
+def test_another_daemons_control_socket_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "helper.sock"
+    with unix_listener(path):
+        with pytest.raises(HelperError, match="another daemon answers") as caught, unix_listener(path):
+            pass
+        assert "[operator] socket" in caught.value.advice
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
+
+
+def test_only_ones_own_socket_file_is_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "helper.sock"
+    with unix_listener(path):
+        path.rename(tmp_path / "moved")
+        path.touch()
+    assert path.exists()
+
+
+def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "helper.sock"
+    path.write_text("mine")
+    with pytest.raises(HelperError, match="cannot make the control socket"), unix_listener(path):
+        pass
+    assert path.read_text() == "mine"
