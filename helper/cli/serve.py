@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from helper.cli.options import ConfigOption
 from helper.cli.output import say
-from helper.cli.settings import ConfigOption, read_settings
+from helper.config import find_file, glimpse_database
 from helper.errors import StoreLocked
 
 app = typer.Typer()
@@ -29,13 +30,16 @@ def serve(
     ] = None,
 ) -> None:
     """Take shares from wallets and reveal each at its time."""
+    _refuse_a_second(db or glimpse_database(find_file(config, os.environ), os.environ))
+    # loaded here, so that a second daemon is refused at once, and that the help needs no more than it says
+    from helper.cli.settings import read_settings  # noqa: PLC0415
+
     flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
     if settings.helper.disable:
         say("the helper is disabled ([helper] disable = true); nothing else is set up to run")
         return
-    _refuse_a_second(settings.db_path)
-    # loaded here, so that the help, a mistake in the settings and a second daemon's end need no native code
+    # and here, so that a mistake in the settings needs no native code to be told
     import uvloop  # noqa: PLC0415
 
     from helper.app import Service, run_service  # noqa: PLC0415
@@ -53,14 +57,16 @@ def serve(
     uvloop.run(run_service(Service(settings), started=started))
 
 
-def _refuse_a_second(database: Path) -> None:
-    """Say that another daemon has the database before everything is loaded, which takes a second.
+def _refuse_a_second(database: Path | None) -> None:
+    """Say that another daemon has the database before everything is loaded, which takes two seconds.
 
     It only looks: the store takes the lock when it opens. What else may be wrong is for the store to say.
 
     Raises:
         StoreLocked: another daemon has it open.
     """
+    if database is None:
+        return
     with contextlib.suppress(OSError):
         lock = os.open(f"{database}.lock", os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from helper.cli.options import ConfigOption, JsonOption
 from helper.config import Loaded, find_file, load_traced
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="Settings file (else $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+__all__ = ["ConfigOption", "JsonOption", "read_settings"]
 
 
 def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> Loaded:

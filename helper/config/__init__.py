@@ -1,13 +1,19 @@
 """The settings: `helper.toml`, the environment, and flags, in rising order of weight.
 
 model.py    what can be set, its types, ranges, defaults and explanations
+files.py    which file is read, and a first quick look into it
 lines.py    where in a TOML file each key stands
 loader.py   reading and checking everything at once; where each value came from
 example.py  the commented file that `config init` writes, made from the model
 """
 
-from helper.config.loader import Loaded, Origin, Problem, SettingsError, find_file, load, load_traced
-from helper.config.model import Config
+from typing import TYPE_CHECKING, Any
+
+from helper.config.files import find_file, glimpse_database
+
+if TYPE_CHECKING:
+    from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced
+    from helper.config.model import Config
 
 __all__ = [
     "Config",
@@ -16,6 +22,16 @@ __all__ = [
     "Problem",
     "SettingsError",
     "find_file",
+    "glimpse_database",
     "load",
     "load_traced",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The rest, loaded when it is asked for: the model takes half a second, a quick look must not wait for it."""
+    if name not in __all__:
+        raise AttributeError(name)
+    from helper.config import loader  # noqa: PLC0415
+
+    return getattr(loader, name)

@@ -7,18 +7,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from helper.config import lines as toml_lines
+from helper.config.files import ENV_FILE, ENV_PREFIX, variable_of
 from helper.config.model import Config
 from helper.config.text import SECTIONS, explain, from_text
 from helper.errors import ConfigError
-
-ENV_PREFIX: Final = "SVOTE_HELPER_"
-ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
-DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 
 Key = tuple[str, str]
 """Section and key."""
@@ -83,18 +80,6 @@ class Loaded:
     config: Config
     path: Path | None
     origins: Mapping[str, Origin]
-
-
-def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
-    """The file to read: the one named, `$SVOTE_HELPER_CONFIG`, the first candidate that is there, or none.
-
-    A file that was named is returned also when it is not there, so that reading it says so.
-    """
-    if explicit is not None:
-        return explicit
-    if env.get(ENV_FILE):
-        return Path(env[ENV_FILE])
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def load(
@@ -234,11 +219,6 @@ class _Reading:
             for section in SECTIONS
             for key in SECTIONS[section]
         }
-
-
-def variable_of(section: str, key: str) -> str:
-    """The environment variable of a setting."""
-    return f"{ENV_PREFIX}{section}_{key}".upper()
 
 
 def _nearest_section(name: str) -> str | None:

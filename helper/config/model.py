@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from helper.config.files import DEFAULT_DATABASE
+
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
 """Where the dev chain listens: the endpoints of a helper that is told of none."""
@@ -92,7 +94,7 @@ class HelperSection(Section):
         False, description="Serve the counts of every round at /shielded-vote/v1/queue-status."
     )
     db_path: FilePath = Field(
-        "svote-helper.db",
+        DEFAULT_DATABASE,
         description="The database with the waiting shares; relative to the working directory.",
     )
     chain_api_port: Port = Field(

@@ -11,8 +11,8 @@ import pytest
 
 from helper.config import Config, Problem, SettingsError, find_file, load, load_traced
 from helper.config.example import example
+from helper.config.files import ENV_PREFIX, variable_of
 from helper.config.lines import key_lines
-from helper.config.loader import ENV_PREFIX, variable_of
 from helper.config.text import REDACTED, SECTIONS, shown
 
 EXAMPLE = Path(__file__).parents[2] / "helper.toml.example"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helper.cli import serve as serve_module
+from helper.config import glimpse_database, load
 from helper.errors import StoreLocked
 from helper.store.opening import FileLock
 
@@ -29,7 +30,8 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
         "try:\n"
         "    main(['serve', '--config', sys.argv[1]])\n"
         "finally:\n"
-        "    print([name for name in ('helper.app', 'proofs', 'uvicorn', 'structlog') if name in sys.modules])"
+        "    late = ('helper.config.model', 'helper.app', 'proofs', 'uvicorn', 'structlog')\n"
+        "    print([name for name in late if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(settings(tmp_path))], capture_output=True, text=True, check=False
@@ -61,3 +63,28 @@ def test_a_disabled_helper_says_so_and_ends(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "helper", "serve", "--config", str(settings(tmp_path, "disable = true"))]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert "disabled" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "expected"),
+    [
+        (None, {}, "svote-helper.db"),
+        ('[helper]\ndb_path = "a.db"', {}, "a.db"),
+        ('[helper]\ndb_path = "a.db"', {"SVOTE_HELPER_HELPER_DB_PATH": "b.db"}, "b.db"),
+        ("[helper]\ndisable = true", {}, None),
+        ("", {"SVOTE_HELPER_HELPER_DISABLE": "true"}, None),
+        ("[helper", {}, None),
+        ("helper = 3", {}, None),
+        ("[helper]\ndb_path = 3", {}, None),
+    ],
+)
+def test_a_glimpse_finds_the_database_that_the_settings_name(
+    tmp_path: Path, text: str | None, env: dict[str, str], expected: str | None
+) -> None:
+    file = None
+    if text is not None:
+        file = tmp_path / "helper.toml"
+        file.write_text(text)
+    assert glimpse_database(file, env) == (None if expected is None else Path(expected))
+    if expected is not None:
+        assert load(file, env).db_path == Path(expected)

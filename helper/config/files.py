@@ -1,0 +1,44 @@
+"""Which settings file is read, and a first look into it that costs no time: only the standard library is loaded."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+ENV_PREFIX: Final = "SVOTE_HELPER_"
+ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
+DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
+DEFAULT_DATABASE: Final = "svote-helper.db"
+
+
+def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
+    """The file to read: the one named, `$SVOTE_HELPER_CONFIG`, the first candidate that is there, or none.
+
+    A file that was named is returned also when it is not there, so that reading it says so.
+    """
+    if explicit is not None:
+        return explicit
+    if env.get(ENV_FILE):
+        return Path(env[ENV_FILE])
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def variable_of(section: str, key: str) -> str:
+    """The environment variable of a setting."""
+    return f"{ENV_PREFIX}{section}_{key}".upper()
+
+
+def glimpse_database(path: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The database that a service with this file and environment will most likely open, before they are checked.
+
+    None when there may be none: the helper is disabled, or something is wrong, which reading the settings tells.
+    """
+    try:
+        table = tomllib.loads(path.read_text("utf-8")).get("helper", {}) if path is not None else {}
+        if table.get("disable") or env.get(variable_of("helper", "disable")):
+            return None
+        return Path(env.get(variable_of("helper", "db_path")) or table.get("db_path", DEFAULT_DATABASE))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
