@@ -43,6 +43,8 @@ from helper.tree import TreeKeeper
 log = structlog.get_logger("helper.app")
 
 HOUR = 3600.0
+CHECK_INTERVAL = HOUR
+"""Seconds between two checks of the whole database: a damaged index could hide a share."""
 EVER = 2**62
 """A height above all blocks."""
 
@@ -248,6 +250,7 @@ class Service:
             "prover": self.prover.run(),
             "processor": self._process(),
             "reconciler": self._reconcile(),
+            "database check": self._check_database(),
         }
         stop = asyncio.create_task(self._wait_stop())
         tasks = [stop, *(asyncio.create_task(part, name=name) for name, part in parts.items())]
@@ -297,6 +300,7 @@ class Service:
         self.stats.count("confirmed", len(share_ids))
         for share_id in share_ids:
             self.circuits.forget(share_id)
+            self.broadcaster.forget(share_id)
 
     async def _reconcile(self) -> None:
         """After every block, see to the reveals that are not confirmed."""
@@ -308,6 +312,16 @@ class Service:
                     await self.broadcaster.reconcile(self.listener.height or 0)
             except Exception:  # whatever it is, the next block brings another look
                 log.exception("unconfirmed reveals could not be looked at")
+
+    async def _check_database(self) -> None:
+        """Now and then, look through the whole database; what is found is set aside or mended, and named."""
+        while True:
+            await self.clock.sleep(CHECK_INTERVAL)
+            try:
+                for found in await self.store.verify():
+                    log.error("the database is damaged", reason=found)
+            except HelperError as error:
+                log.error("the database could not be checked", error=str(error), advice=error.advice)
 
 
 def _endpoints(config: Config, clock: Clock) -> Endpoints:
