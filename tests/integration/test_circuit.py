@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
-from tests.support.harness import PATIENCE, Chain, Helper, running
+from tests.support.harness import Chain, Helper, running
 
 
 async def some_shares(chain: Chain, helper: Helper, round_id: bytes, number: int) -> CastVote:
@@ -26,12 +25,12 @@ async def test_auto_finds_the_chains_generation_without_spending_attempts(
     tmp_path: Path, circuit: str, version: str, begins: str
 ) -> None:
     flags = ("--circuit", circuit, "--version", version)
-    async with running(tmp_path, *flags) as (chain, helper):
-        assert (await helper.operator("/stats"))["service"]["circuit"] == begins
+    async with running(tmp_path, *flags, helper={"max_concurrent_proofs": 1}) as (chain, helper):
+        assert (await helper.service())["circuit"] == begins
         round_id = await chain.open_round()
-        vote = await some_shares(chain, helper, round_id, 4)
+        vote = await some_shares(chain, helper, round_id, 2)
         await helper.confirmed(vote)
-        facts = (await helper.operator("/stats"))["service"]
+        facts = await helper.service()
         assert facts["circuit"] == circuit
         assert facts["counts"].get("failures", 0) == 0
         assert facts["counts"]["answer_bad_proof"] >= 1
@@ -39,18 +38,18 @@ async def test_auto_finds_the_chains_generation_without_spending_attempts(
         await helper.stop()
         await helper.start()
         await helper.ready()
-        assert (await helper.operator("/stats"))["service"]["circuit"] == circuit, "remembered for this chain"
+        assert (await helper.service())["circuit"] == circuit, "remembered for this chain"
 
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11")
 async def test_a_wrong_generation_set_by_hand_pauses_the_queue(tmp_path: Path) -> None:
-    async with running(tmp_path, "--circuit", "k10", prover={"circuit": "k11"}) as (chain, helper):
+    async with running(
+        tmp_path, "--circuit", "k10", prover={"circuit": "k11"}, helper={"max_concurrent_proofs": 1}
+    ) as (chain, helper):
         round_id = await chain.open_round()
         await some_shares(chain, helper, round_id, 2)
-        async with asyncio.timeout(PATIENCE):
-            while "k11" not in str((await helper.operator("/stats"))["service"]["paused"]):
-                await asyncio.sleep(0.1)
+        await helper.until("is paused", lambda facts: "k11" in str(facts["paused"]))
         shares = (await helper.operator("/queue"))["shares"]
         assert len(shares) == 2
         assert {share["attempts"] for share in shares} == {0}

@@ -30,35 +30,37 @@ MOMENTS = (
 @pytest.mark.anyio
 @pytest.mark.rule("R9")
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_kill_loses_nothing_and_doubles_nothing(tmp_path: Path, moment: str) -> None:
-    async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs")
-        await chain.start()
-        helper = Helper(tmp_path, http, chain, program=STAND_IN)
-        try:
-            await helper.start(KILL_AT=moment)
-            await helper.ready()
-            round_id = await chain.open_round()
-            due = soon(3)
-            async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-                sealed = await wallet.seal(round_id, 1, 1, weight=1234)
-                position = await wallet.cast(sealed)
-                vote = await wallet.post(sealed, position, times=ballot.same_second(due))
-            assert await helper.ended() == -9, "it was killed at its moment"
-            acknowledged = {share.index for share in vote.shares if share.accepted}
-            await helper.start()
-            await helper.ready()
-            known = {}
-            for share in sealed.shares:
-                answer = await helper.post(ballot.post_body(sealed, share, position, due))
-                known[share.index] = answer.json()["status"]
-            assert {index for index, status in known.items() if status == "duplicate"} >= acknowledged
-            await helper.confirmed(vote)
-            spent = await chain.spent(round_id)
-            assert spent == {share.nullifier.hex(): 1 for share in sealed.shares}
-            assert min(entry["time"] for entry in await chain.reveals()) >= due
-            counts = await helper.counts()
-            assert counts.get("failures", 0) == counts.get("failed", 0) == 0
-        finally:
-            await helper.kill()
-            await chain.kill()
+async def test_a_kill_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain, moment: str
+) -> None:
+    round_id = await chain.open_round()
+    helper = Helper(tmp_path, http, chain, program=STAND_IN, helper={"max_concurrent_proofs": 1})
+    helper.launch(KILL_AT=moment)
+    try:
+        async with Wallet(chain.url, [], mode="parallel") as wallet:
+            sealed = await wallet.seal(round_id, 1, 1, weight=1234)
+            position = await wallet.cast(sealed)
+        await helper.listening()
+        await helper.ready()
+        due = soon(0.5)
+        async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
+            vote = await wallet.post(sealed, position, times=ballot.same_second(due))
+        assert await helper.ended() == -9, "it was killed at its moment"
+        acknowledged = {share.index for share in vote.shares if share.accepted}
+        await helper.start()
+        await helper.ready()
+        known = {}
+        for share in sealed.shares:
+            answer = await helper.post(ballot.post_body(sealed, share, position, due))
+            known[share.index] = answer.json()["status"]
+        assert {index for index, status in known.items() if status == "duplicate"} >= acknowledged
+        await helper.confirmed(vote)
+        assert await chain.spent(round_id) == {share.nullifier.hex(): 1 for share in sealed.shares}
+        sent = [
+            entry for entry in await chain.reveals() if entry["nullifier"] in {s.nullifier.hex() for s in vote.shares}
+        ]
+        assert min(entry["time"] for entry in sent) >= due
+        counts = await helper.counts()
+        assert counts.get("failures", 0) == counts.get("failed", 0) == 0
+    finally:
+        await helper.kill()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
-import os
 import random
 import sqlite3
-import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +18,12 @@ import httpx
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
+from tests.support.process import Process
 
-PATIENCE = 120.0
-"""Seconds after which something that was waited for counts as not happening."""
 PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} for number in (1, 2, 3)]
 STAND_IN = ("-m", "tests.support.service")
 REAL = ("-m", "helper", "serve")
-
-
-class Process:
-    """A child that says by a file when it listens."""
-
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        self._ready = folder / f"{name}.ready"
-        self._arguments = (*arguments, "--ready-file", str(self._ready))
-        self._env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
-        self._env.update(env or {})
-        self.process: asyncio.subprocess.Process | None = None
-        self.told: dict[str, Any] = {}
-
-    async def start(self, **env: str) -> None:
-        """Start it and wait until it listens."""
-        self._ready.unlink(missing_ok=True)
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *self._arguments, stdout=log, stderr=log, env={**self._env, **env}
-            )
-        async with asyncio.timeout(PATIENCE):
-            while not self._ready.exists():
-                if self.process.returncode is not None:
-                    raise AssertionError(f"{self.name} ended at start:\n{self.log.read_text()[-4000:]}")
-                await asyncio.sleep(0.02)
-        self.told = json.loads(self._ready.read_text())
-
-    async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.ended()
-
-    async def stop(self) -> int:
-        """SIGTERM, and its exit status."""
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-        return await self.ended()
-
-    async def ended(self) -> int:
-        """Wait for its end; its status, minus the signal's number where one ended it."""
-        assert self.process is not None
-        async with asyncio.timeout(PATIENCE):
-            return await self.process.wait()
+CHAIN_ID = "svote-devnet-1"
 
 
 class Chain(Process):
@@ -84,6 +36,17 @@ class Chain(Process):
     @property
     def url(self) -> str:
         return str(self.told["rest"])
+
+    @property
+    def nodes(self) -> list[dict[str, str]]:
+        """Every node: its `name`, `rest` and `rpc`."""
+        return list(self.told["nodes"])
+
+    def reached_by(self, http: httpx.AsyncClient) -> Chain:
+        """The same running chain over the connections of another event loop."""
+        other = copy.copy(self)
+        other._http = http
+        return other
 
     async def get(self, path: str, **params: object) -> Any:
         answer = await self._http.get(f"{self.url}{path}", params={key: str(value) for key, value in params.items()})
@@ -101,13 +64,27 @@ class Chain(Process):
         await self.mine()
         return bytes.fromhex(made["vote_round_id"])
 
+    async def delegate(self, round_id: bytes, leaves: int) -> None:
+        """Put random leaves into a round's tree."""
+        await self.post("/devnet/delegate", {"round_id": round_id.hex(), "count": leaves})
+        await self.mine()
+
     async def mine(self, blocks: int = 1) -> None:
         """Blocks now, on top of those that the timer makes."""
         await self.post("/devnet/mine", {"blocks": blocks})
 
-    async def faults(self, **switches: object) -> None:
-        """Set fault switches."""
-        await self.post("/devnet/faults", switches)
+    async def faults(self, *, node: int = 0, **switches: object) -> None:
+        """Set fault switches of a node."""
+        answer = await self._http.post(f"{self.nodes[node]['rest']}/devnet/faults", json=switches)
+        answer.raise_for_status()
+
+    async def mend(self, *, node: int = 0) -> None:
+        """Switch every fault of a node off."""
+        await self.faults(node=node, reset=True)
+
+    async def newest(self) -> int:
+        """The height of the newest block, by a question that is not in the request log."""
+        return int((await self.get("/devnet/stats"))["height"])
 
     async def requests(self) -> list[dict[str, Any]]:
         """The whole request log, oldest first."""
@@ -123,9 +100,9 @@ class Chain(Process):
         """The broadcasts among them."""
         return [entry for entry in await self.requests() if entry["route"] == "reveal-share"]
 
-    async def spent(self, round_id: bytes) -> dict[str, int]:
-        """Nullifiers (hex) that counted, each with the number of times."""
-        page, found = 1, dict[str, int]()
+    async def transactions(self, round_id: bytes) -> list[dict[str, Any]]:
+        """Every reveal of a round that is in a block, as `tx_search` tells: `hash`, `tx`, `tx_result`."""
+        page, found = 1, list[dict[str, Any]]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
             answer = await self._http.get(
@@ -133,11 +110,18 @@ class Chain(Process):
             )
             if answer.status_code != 200:
                 return found
-            for tx in answer.json()["result"]["txs"]:
-                if tx["tx_result"]["code"] == 0:
-                    for nullifier in _nullifiers(tx["tx_result"]["events"]):
-                        found[nullifier] = found.get(nullifier, 0) + 1
+            found += answer.json()["result"]["txs"]
             page += 1
+
+    async def hashes(self, round_id: bytes) -> dict[str, bytes]:
+        """The hash of the transaction in which each nullifier (hex) counted."""
+        good = [tx for tx in await self.transactions(round_id) if tx["tx_result"]["code"] == 0]
+        return {one: bytes.fromhex(tx["hash"]) for tx in good for one in _nullifiers(tx["tx_result"]["events"])}
+
+    async def spent(self, round_id: bytes) -> dict[str, int]:
+        """Nullifiers (hex) that counted, each with the number of times."""
+        good = [tx for tx in await self.transactions(round_id) if tx["tx_result"]["code"] == 0]
+        return dict(Counter(one for tx in good for one in _nullifiers(tx["tx_result"]["events"])))
 
 
 def _nullifiers(events: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -154,11 +138,19 @@ class Helper(Process):
     """A helper for a chain; with `STAND_IN` its proofs are stand-ins."""
 
     def __init__(
-        self, folder: Path, http: httpx.AsyncClient, chain: Chain, *, program: Sequence[str] = REAL, **sections: object
+        self,
+        folder: Path,
+        http: httpx.AsyncClient,
+        chain: Chain,
+        /,
+        *,
+        program: Sequence[str] = REAL,
+        nodes: int = 1,
+        **sections: Any,
     ) -> None:
         self.db = folder / "queue.db"
         config = folder / "helper.toml"
-        config.write_text(_toml(self.db, chain, sections))
+        config.write_text(_toml(self.db, chain.nodes[:nodes], sections))
         super().__init__("helper", folder, (*program, "--config", str(config)))
         self.config = config
         self._http = http
@@ -170,7 +162,7 @@ class Helper(Process):
 
     async def ready(self) -> None:
         """Wait until it says so."""
-        async with asyncio.timeout(PATIENCE):
+        async with self.patience("is ready"):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
                     answer = await self._http.get(f"{self.url}/shielded-vote/v1/status")
@@ -188,8 +180,22 @@ class Helper(Process):
 
     async def counts(self) -> dict[str, int]:
         """The service's counters since its start."""
-        counts: dict[str, int] = (await self.operator("/stats"))["service"]["counts"]
+        counts: dict[str, int] = (await self.service())["counts"]
         return counts
+
+    def wallet(self, chain_url: str | None = None) -> Wallet:
+        """A wallet that posts all shares at once."""
+        return Wallet(chain_url or self._chain.url, [self.url], mode="parallel", dice=random.Random(7))
+
+    async def knows_leaf(self, round_id: bytes, position: int) -> None:
+        """Wait until a leaf is in its copy of the round's tree."""
+        query = (
+            "SELECT coalesce(max(start_index + length(leaves) / 32), 0) FROM tree_leaves"
+            " JOIN round_keys ON no = round_no WHERE round_id = ?"
+        )
+        async with self.patience("knows a leaf"):
+            while self.rows(query, round_id)[0][0] <= position:
+                await asyncio.sleep(0.02)
 
     async def post(self, body: object) -> httpx.Response:
         """POST one share."""
@@ -204,12 +210,27 @@ class Helper(Process):
     async def confirmed(self, vote: CastVote) -> None:
         """Wait until every share of a vote is confirmed."""
         waiting = [share.nullifier for share in vote.shares]
-        async with asyncio.timeout(PATIENCE):
+        async with self.patience("has confirmed a vote"):
             while waiting:
                 if await self.share_status(vote.ballot.round_id, waiting[0]) == "confirmed":
                     waiting.pop(0)
                 else:
                     await asyncio.sleep(0.05)
+
+    async def service(self) -> dict[str, Any]:
+        """What only the running daemon knows."""
+        facts: dict[str, Any] = (await self.operator("/stats"))["service"]
+        return facts
+
+    async def workers(self) -> list[int]:
+        """The process ids of its provers."""
+        return [int(pid) for pid in (await self.service())["provers"]["pids"]]
+
+    async def until(self, what: str, holds: Callable[[dict[str, Any]], object]) -> None:
+        """Wait until this holds of the daemon's own facts."""
+        async with self.patience(what):
+            while not holds(await self.service()):
+                await asyncio.sleep(0.05)
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Read the database file itself, as an operator's tool would."""
@@ -221,10 +242,15 @@ class Helper(Process):
         return b"".join(path.read_bytes() for path in sorted(self.db.parent.glob(f"{self.db.name}*")))
 
 
-def _toml(db: Path, chain: Chain, sections: Mapping[str, object]) -> str:
+def _toml(db: Path, nodes: Sequence[Mapping[str, str]], sections: Mapping[str, Any]) -> str:
     settings: dict[str, dict[str, object]] = {
         "helper": {"port": 0, "db_path": str(db), "expose_queue_status": True},
-        "chain": {"endpoints": [chain.url], "rpc": [chain.told["rpc"]], "poll_seconds": 0.2},
+        "chain": {
+            "endpoints": [node["rest"] for node in nodes],
+            "rpc": [node["rpc"] for node in nodes],
+            "chain_id": CHAIN_ID,
+            "poll_seconds": 0.2,
+        },
         "log": {"level": "debug", "format": "json"},
     }
     for name, values in sections.items():
@@ -240,28 +266,44 @@ async def cast_vote(
     chain: Chain, helper: Helper, round_id: bytes, *, proposal: int = 1, decision: int = 1, times: Sequence[int] = ()
 ) -> CastVote:
     """One real vote, all 16 shares posted at once."""
-    async with Wallet(chain.url, [helper.url], mode="parallel", dice=random.Random(7)) as wallet:
+    async with helper.wallet(chain.url) as wallet:
         return await wallet.cast_vote(round_id, proposal, decision, times=times or ballot.immediate())
 
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, *flags: str, program: Sequence[str] = REAL, **sections: object
+    folder: Path, *flags: str, program: Sequence[str] = REAL, **sections: Any
 ) -> AsyncIterator[tuple[Chain, Helper]]:
-    """A chain and a helper, both ready; killed at the end."""
+    """A chain and a helper of the test's own, both ready; killed at the end."""
     async with httpx.AsyncClient(timeout=30) as http:
         chain = Chain(folder, http, "--block-seconds", "0.3", *flags)
         await chain.start()
         try:
-            helper = Helper(folder, http, chain, program=program, **sections)
-            await helper.start()
-            try:
-                await helper.ready()
+            async with helping(folder, http, chain, program=program, **sections) as helper:
                 yield chain, helper
-            finally:
-                await helper.kill()
         finally:
             await chain.kill()
+
+
+@contextlib.asynccontextmanager
+async def helping(
+    folder: Path,
+    http: httpx.AsyncClient,
+    chain: Chain,
+    /,
+    *,
+    program: Sequence[str] = STAND_IN,
+    nodes: int = 1,
+    **sections: Any,
+) -> AsyncIterator[Helper]:
+    """A helper that is ready, for the first so many nodes of a chain; killed at the end."""
+    helper = Helper(folder, http, chain, program=program, nodes=nodes, **sections)
+    await helper.start()
+    try:
+        await helper.ready()
+        yield helper
+    finally:
+        await helper.kill()
 
 
 def soon(seconds: float) -> int:

@@ -1,7 +1,7 @@
 """The service with the stand-in prover: `python -m tests.support.service --config FILE --ready-file FILE`.
 
 `KILL_AT` ends it with SIGKILL at an exact moment: `<method>:<before|after>[:<n>]` names a method of the store or of the
-chain's client, and kills on its n-th call (1 when left out). `KILL_AT=prover` kills when a proof begins.
+chain's client, and kills on its n-th call (1 when left out) since the first share came in.
 """
 
 from __future__ import annotations
@@ -34,12 +34,19 @@ def kill_at(moment: str) -> None:
     method, when, number = [*moment.split(":"), "1"][:3]
     owner = next(one for one in OWNERS if hasattr(one, method))
     original: Callable[..., Awaitable[Any]] = getattr(owner, method)
-    calls = 0
+    enqueue = SqliteStore.enqueue
+    calls, shares = 0, 0
+
+    @functools.wraps(enqueue)
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal shares
+        shares += 1
+        return await enqueue(*args, **kwargs)
 
     @functools.wraps(original)
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        calls += 1
+        calls += shares > 0 or method == "enqueue"
         the_one = calls == int(number)
         if the_one and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +55,8 @@ def kill_at(moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(owner, method, wrapped)
+    for replaced, replacement in {"enqueue": counted, method: wrapped}.items():
+        setattr(owner if replaced == method else SqliteStore, replaced, replacement)
 
 
 def main() -> None:

@@ -1,0 +1,129 @@
+"""The commitment tree at the size of a real round: `python -m bench.tree [--leaves 500000] [--quick]`, JSON on stdout.
+
+- `append_leaves_per_second`: hashing leaves into a tree, in batches as blocks bring them;
+- `save_seconds`: leaves and inner nodes into the database;
+- `restore_seconds`: back from the database after a restart to the same root, `load_seconds` of it reading; of each run;
+- `path_us`, `past_path_us`, `past_root_us`: medians, at the newest size and at random past ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import proofs
+from helper.chain.models import Round, RoundStatus
+from helper.store.sqlite import SqliteStore
+from proofs import SUBTREE_LEAVES, CommitmentTree
+
+LEAVES = 500_000
+BATCH = 8192
+ROUND = bytes(range(32))
+
+
+def random_leaves(count: int, dice: random.Random) -> bytes:
+    """Canonical field elements: the top two bits stay clear."""
+    return b"".join(dice.randbytes(31) + bytes([dice.randrange(0x40)]) for _ in range(count))
+
+
+def timed_us(calls: int, call: Any) -> float:
+    """Median microseconds of a call."""
+    spent = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - began)
+    return round(median(spent) * 1e6, 1)
+
+
+def build(leaves: bytes) -> tuple[CommitmentTree, float]:
+    """The tree, and the seconds that it took."""
+    tree, began = CommitmentTree(), time.perf_counter()
+    for start in range(0, len(leaves), 32 * BATCH):
+        tree.append(leaves[start : start + 32 * BATCH])
+    tree.root()
+    return tree, time.perf_counter() - began
+
+
+async def save(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
+    """Keep a tree as the service does; the seconds that it took."""
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        await store.save_rounds([Round(ROUND, RoundStatus.ACTIVE, 2_000_000_000, (), 1)], 1.0)
+        began = time.perf_counter()
+        for number, start in enumerate(range(0, len(tree), BATCH)):
+            await store.save_leaves(ROUND, number + 1, start, leaves[32 * start : 32 * (start + BATCH)])
+        complete = range(len(tree) // SUBTREE_LEAVES)
+        await store.save_subtrees(ROUND, 0, b"".join(tree.subtree(index) for index in complete))
+        return time.perf_counter() - began
+    finally:
+        await store.close()
+
+
+async def restore(path: Path) -> tuple[CommitmentTree, float, float]:
+    """The tree back from the file; seconds of reading, and of everything to the first root."""
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        began = time.perf_counter()
+        leaves, _ = await store.load_leaves(ROUND)
+        subtrees = await store.load_subtrees(ROUND)
+        read = time.perf_counter() - began
+        tree = CommitmentTree.restore(leaves, subtrees)
+        tree.root()
+        return tree, read, time.perf_counter() - began
+    finally:
+        await store.close()
+
+
+async def measure(count: int, runs: int) -> dict[str, Any]:
+    """All figures."""
+    dice = random.Random(count)
+    leaves = random_leaves(count, dice)
+    tree, appended = build(leaves)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tree.db"
+        saved = await save(path, tree, leaves)
+        restored, loads, restores = tree, [], []
+        for _ in range(runs):
+            restored, load, whole = await restore(path)
+            loads.append(round(load, 3))
+            restores.append(round(whole, 3))
+            if (len(restored), restored.root()) != (len(tree), tree.root()):
+                raise SystemExit("another tree came back")
+    return {
+        "name": "tree",
+        "leaves": count,
+        "depth": proofs.TREE_DEPTH,
+        "append_seconds": round(appended, 3),
+        "append_leaves_per_second": round(count / appended),
+        "save_seconds": round(saved, 3),
+        "load_seconds": loads,
+        "restore_seconds": restores,
+        "path_us": timed_us(1000, lambda: restored.path(dice.randrange(count))),
+        "past_path_us": timed_us(1000, lambda: restored.path(0, dice.randrange(count) + 1)),
+        "past_root_us": timed_us(1000, lambda: restored.root(dice.randrange(count) + 1)),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--leaves", type=int, default=LEAVES)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one run with a tenth of the leaves")
+    options = parser.parse_args()
+    count, runs = (options.leaves // 10, 1) if options.quick else (options.leaves, options.runs)
+    print(json.dumps(asyncio.run(measure(count, runs))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The demonstration as people run it: real proofs of either circuit, one line of JSON, nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+KEYS = {
+    "shares",
+    "confirmed",
+    "failed",
+    "early",
+    "tally_ok",
+    "lateness_ms_p99",
+    "proofs_per_second",
+    "circuit",
+}
+
+
+def running_with(mark: str) -> list[str]:
+    """The command lines of all processes that have this in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("circuit", ["k10", "k11"])
+async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(tmp_path: Path, circuit: str) -> None:
+    mark = f"demo-{uuid.uuid4()}"
+    arguments = ("--voters", "1", "--spread", "2", "--json", "--circuit", circuit)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "helper", "demo", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        async with asyncio.timeout(300):
+            printed, told = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    assert process.returncode == 0, told.decode()
+    assert printed.count(b"\n") == 1
+    assert printed.endswith(b"\n")
+    outcome = json.loads(printed)
+    assert outcome.keys() >= KEYS
+    assert outcome["tally_ok"] is True
+    assert (outcome["shares"], outcome["confirmed"], outcome["failed"], outcome["early"]) == (32, 32, 0, 0)
+    assert outcome["circuit"] == circuit
+    assert outcome["proofs_per_second"] > 0
+    assert outcome["lateness_ms_p99"] >= 0
+    assert running_with(mark) == []
+    assert list(tmp_path.iterdir()) == [], "no file is left either"

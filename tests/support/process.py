@@ -1,0 +1,109 @@
+"""A child process that says by a file when it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0
+"""Seconds after which something that was waited for counts as not happening."""
+
+
+class Process:
+    """A child that says by a file when it listens."""
+
+    def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._ready = folder / f"{name}.ready"
+        self._arguments = (*arguments, "--ready-file", str(self._ready))
+        self._env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
+        self._env.update(env or {})
+        # Not asyncio's: a chain is shared by tests, and each has an event loop of its own.
+        self.process: subprocess.Popen[bytes] | None = None
+        self.told: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    def launch(self, **env: str) -> None:
+        """Start it and wait for nothing."""
+        self._ready.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *self._arguments], stdout=log, stderr=log, env={**self._env, **env}
+            )
+
+    async def start(self, **env: str) -> None:
+        """Start it and wait until it listens."""
+        self.launch(**env)
+        await self.listening()
+
+    async def listening(self) -> None:
+        """Wait until it listens."""
+        async with self.patience("listens"):
+            while not self._ready.exists():
+                assert self.process is not None
+                if self.process.poll() is not None:
+                    raise AssertionError(f"{self.name} ended at start:\n{self.tail()}")
+                await asyncio.sleep(0.02)
+        self.told = json.loads(self._ready.read_text())
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        assert self.process is not None
+        self.process.kill()
+        await self.ended()
+
+    async def stop(self) -> int:
+        """SIGTERM, and its exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end; its status, minus the signal's number where one ended it."""
+        assert self.process is not None
+        async with self.patience("has ended"):
+            while (status := self.process.poll()) is None:
+                await asyncio.sleep(0.02)
+        return status
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    @contextlib.asynccontextmanager
+    async def patience(self, what: str, seconds: float = PATIENCE) -> AsyncIterator[None]:
+        """Give what happens inside so long, and show the log when it does not come about."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise AssertionError(f"waited {seconds:.0f} s until {self.name} {what}; its log:\n{self.tail()}") from None
+
+
+async def gone(pids: Sequence[int], seconds: float = 10.0) -> None:
+    """Wait until none of these processes runs any more."""
+    async with asyncio.timeout(seconds):
+        while any(_runs(pid) for pid in pids):
+            await asyncio.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Whether it lives: a zombie does not, whoever forgot to reap it."""
+    try:
+        about = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return about.rpartition(")")[2].split()[0] not in "ZX"
