@@ -30,7 +30,7 @@ from helper.config import Config
 from helper.errors import HelperError
 from helper.hardening import harden_process
 from helper.intake import Intake
-from helper.processor import Gate, Processor
+from helper.processor import Processor
 from helper.prover.pool import DEFAULT_COMMAND, ProverPool, WorkerCommand
 from helper.retention import Retention
 from helper.reveal import Revealer
@@ -39,14 +39,13 @@ from helper.server import Server, bind_tcp, make_server, unix_listener
 from helper.store.sqlite import SqliteStore
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
+from helper.vitals import Vitals
 
 log = structlog.get_logger("helper.app")
 
 HOUR = 3600.0
 CHECK_INTERVAL = HOUR
 """Seconds between two checks of the whole database: a damaged index could hide a share."""
-EVER = 2**62
-"""A height above all blocks."""
 
 
 class Service:
@@ -81,7 +80,6 @@ class Service:
             timeout=config.prover.timeout_seconds,
             command=prover_command,
         )
-        self._processor_running = False
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
         self._join()
@@ -89,6 +87,24 @@ class Service:
     def _join(self) -> None:
         """Make the parts that need other parts."""
         common: dict[str, Any] = {"store": self.store, "clock": self.clock, "stats": self.stats}
+        self.follower = ChainFollower(
+            endpoints=self.endpoints,
+            rounds=self.rounds,
+            trees=self.trees,
+            interval=self.config.chain.poll_seconds,
+        )
+        self.vitals = Vitals(
+            endpoints=self.endpoints,
+            rounds=self.rounds,
+            trees=self.trees,
+            follower=self.follower,
+            circuits=self.circuits,
+            prover=self.prover,
+            stats=self.stats,
+            clock=self.clock,
+            stale_after=self.config.chain.stale_seconds,
+            tolerance=self.config.chain.clock_skew_seconds,
+        )
         attempts = Attempts(**common, maximum=self.config.helper.max_attempts)
         way: dict[str, Any] = {
             **common,
@@ -103,7 +119,7 @@ class Service:
             revealer=Revealer(**way, prover=self.prover),
             broadcaster=self.broadcaster,
             retention=Retention(**common, rounds=self.rounds, purge_after=self.config.helper.purge_after_hours * HOUR),
-            gate=self.gate,
+            gate=self.vitals.gate,
             slots=self.prover.workers,
             clock=self.clock,
         )
@@ -115,12 +131,6 @@ class Service:
             on_block=self._on_block,
             on_spent=self._on_confirmed,
         )
-        self.follower = ChainFollower(
-            endpoints=self.endpoints,
-            rounds=self.rounds,
-            trees=self.trees,
-            interval=self.config.chain.poll_seconds,
-        )
         self.intake = Intake(
             store=self.store,
             rounds=self.rounds,
@@ -128,67 +138,16 @@ class Service:
             checks=proofs,
             clock=self.clock,
             wake=self.processor.wake,
-            paused=self.intake_paused,
+            paused=self.vitals.intake_paused,
         )
         self.wallet_view = WalletView(
             intake=self.intake,
             store=self.store,
             rounds=self.rounds,
             trees=self.trees,
-            ready=lambda: self.ready,
-            paused=self.intake_paused,
+            ready=lambda: self.vitals.ready,
+            paused=self.vitals.intake_paused,
         )
-
-    @property
-    def ready(self) -> bool:
-        """Whether shares are taken and revealed: the chain was synced once, the provers' keys are warm."""
-        return self._processor_running and self.prover.ready and self.intake_paused() is None
-
-    def intake_paused(self) -> str | None:
-        """Why no share is taken now, or None: rounds and trees must be known, and not long ago.
-
-        It goes by the newest block that any node in step has shown: a node that rests after an error, or is
-        away for a moment, is no reason to turn wallets away.
-        """
-        if not self.follower.ready:
-            return "starting: the chain was not read yet"
-        newest = self.endpoints.time_at(EVER)
-        if newest is None or self.clock.now() - newest > self.config.chain.stale_seconds:
-            return "no node is in step with the chain"
-        return None
-
-    def gate(self) -> Gate:
-        """What may be dispatched now."""
-        if self.endpoints.clock_suspect:
-            return Gate(frozenset(), 0.0, "this machine's clock and the chain's are too far apart")
-        head = self.endpoints.head
-        if head is None:
-            return Gate(frozenset(), 0.0, "no node is in step with the chain")
-        rounds = frozenset(
-            known.round_id
-            for known in self.rounds.active()
-            if head.time < known.vote_end_time and self.trees.anchor(known.round_id) is not None
-        )
-        return Gate(rounds, head.time + self.config.chain.clock_skew_seconds, self.circuits.paused)
-
-    def facts(self) -> dict[str, Any]:
-        """What only the running service knows, for operators: health, timings, pauses; nothing of one share."""
-        return {
-            "ready": self.ready,
-            "paused": self.processor.paused,
-            "circuit": self.circuits.current,
-            "chain_id": self.endpoints.chain_id,
-            "height": self.listener.height,
-            "endpoints": [{"name": name, "reason": reason} for name, reason in self.endpoints.reasons().items()],
-            "provers": {
-                "workers": self.prover.workers,
-                "pids": self.prover.pids,
-                "busy": self.processor.proving,
-                "self_test_seconds": self.prover.self_test_seconds,
-                "timeout_seconds": self.prover.timeout,
-            },
-            **self.stats.summary(self.clock.monotonic()),
-        }
 
     def stop(self) -> None:
         """Begin to stop; `run` returns when all has ended."""
@@ -216,6 +175,14 @@ class Service:
         finally:
             await self.store.close()
 
+    def _facts(self) -> dict[str, Any]:
+        return {
+            **self.vitals.facts(),
+            "paused": self.processor.paused,
+            "height": self.listener.height,
+            "in_hand": self.processor.proving,
+        }
+
     def _wallet_app(self) -> ASGIApp:
         settings = self.config.helper
         return make_app(
@@ -230,7 +197,7 @@ class Service:
         with contextlib.closing(wallets), unix_listener(self.config.socket_path) as control:
             servers: list[tuple[Server, Any]] = [
                 (make_server(self._wallet_app()), wallets),
-                (make_server(make_operator_app(self.store, self.facts)), control),
+                (make_server(make_operator_app(self.store, self._facts)), control),
             ]
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
             host, port = wallets.getsockname()[:2]
@@ -276,7 +243,7 @@ class Service:
         await self.follower.wait_ready()
         await self._choose_circuit()
         self.endpoints.subscribe(self.processor.wake)
-        self._processor_running = True
+        self.vitals.revealing = True
         log.info("ready", circuit=self.circuits.current, self_test=self.prover.self_test_seconds)
         await self.processor.run()
 
@@ -308,7 +275,7 @@ class Service:
             await self._new_block.wait()
             self._new_block.clear()
             try:
-                if self._processor_running and self.endpoints.usable:
+                if self.vitals.revealing and self.endpoints.usable and self.listener.caught_up:
                     await self.broadcaster.reconcile(self.listener.height or 0)
             except Exception:  # whatever it is, the next block brings another look
                 log.exception("unconfirmed reveals could not be looked at")

@@ -102,6 +102,16 @@ class Endpoints:
         return bool(self.fresh)
 
     @property
+    def out_of_step(self) -> bool:
+        """Whether every node answers and none is of use (another chain, old blocks, a reset): waiting does not help,
+        as it may with nodes that are away.
+        """
+        now = self.clock.monotonic()
+        healths = [endpoint.health for endpoint in self.all]
+        answering = all(h.error is None and h.head is not None and now >= h.rest_until for h in healths)
+        return answering and not self.usable
+
+    @property
     def head(self) -> BlockHead | None:
         """The newest block that a fresh endpoint showed."""
         heads = [endpoint.health.head for endpoint in self.fresh if endpoint.health.head is not None]

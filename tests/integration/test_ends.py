@@ -26,7 +26,7 @@ async def test_sigterm_in_the_middle_of_work_ends_in_order_and_loses_nothing(
         await helper.ready()
         round_id = await chain.open_round()
         vote = await cast_vote(chain, helper, round_id, times=ballot.immediate())
-        await helper.until("is at work", lambda facts: facts["provers"]["busy"] and facts["counts"].get("broadcast"))
+        await helper.until("is at work", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
         workers = await helper.workers()
         assert workers
         began = time.monotonic()
@@ -55,7 +55,7 @@ async def test_no_worker_outlives_a_killed_service(tmp_path: Path, http: httpx.A
         await helper.ready()
         round_id = await chain.open_round()
         await cast_vote(chain, helper, round_id, times=ballot.immediate())
-        await helper.until("is at work", lambda facts: facts["provers"]["busy"])
+        await helper.until("is at work", lambda facts: facts["in_hand"])
         workers = await helper.workers()
     finally:
         await helper.kill()

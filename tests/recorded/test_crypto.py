@@ -77,15 +77,11 @@ def round_of_shares(
             round_id=b64decode(reveal["vote_round_id"]),
         )
         height = reveal["vote_comm_tree_anchor_height"]
-        recorded.append(
-            Recorded(payload, share["tree_position"], b64decode(reveal["proof"]), statement, height)
-        )
+        recorded.append(Recorded(payload, share["tree_position"], b64decode(reveal["proof"]), statement, height))
     return recorded
 
 
-def test_the_recorded_leaves_have_the_recorded_root(
-    tree: proofs.CommitmentTree, latest: dict[str, Any]
-) -> None:
+def test_the_recorded_leaves_have_the_recorded_root(tree: proofs.CommitmentTree, latest: dict[str, Any]) -> None:
     assert len(tree) == latest["next_index_at_root"] == 3
     assert tree.root() == b64decode(latest["root"])
 

@@ -60,7 +60,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def test_shares_are_taken_until_the_newest_block_is_too_old(house: House) -> None:
-    paused = house.service.intake_paused
+    paused = house.service.vitals.intake_paused
     assert "starting" in str(paused())
     await house.poll()
     assert paused() is None
@@ -82,18 +82,20 @@ async def test_one_error_of_the_only_node_pauses_nothing(house: House) -> None:
     endpoints = house.service.endpoints
     endpoints.rest(endpoints.all[0], "one error")
     assert not endpoints.usable
-    assert house.service.intake_paused() is None
+    assert house.service.vitals.intake_paused() is None
 
 
 async def test_a_node_that_stands_still_or_is_of_another_chain_does_not_keep_it_open(house: House) -> None:
     await house.poll()
     house.node.chain_id = "other-1"
-    await house.poll(91)
-    assert house.service.intake_paused() is not None
+    await house.poll()
+    assert house.service.vitals.intake_paused() is not None, "it is there, and of no use"
     house.node.chain_id = "svote-1"
+    await house.poll()
+    assert house.service.vitals.intake_paused() is None
     house.node.age = 91
     await house.poll()
-    assert house.service.intake_paused() is not None
+    assert house.service.vitals.intake_paused() is not None
 
 
 async def test_the_status_is_only_ok_where_a_share_would_be_taken(
@@ -109,12 +111,12 @@ async def test_the_status_is_only_ok_where_a_share_would_be_taken(
     await house.poll()
     assert await refused() == "starting", "no prover yet"
     monkeypatch.setattr(type(house.service.prover), "ready", property(lambda _: True))
-    monkeypatch.setattr(house.service, "_processor_running", True)
+    monkeypatch.setattr(house.service.vitals, "revealing", True)
     assert (await house.status()).json()["status"] == "ok"
     del house.network.nodes["node"]
     await house.poll(91)
     assert "no node" in await refused()
-    assert not house.service.ready
+    assert not house.service.vitals.ready
 
 
 async def test_any_error_of_a_look_at_sent_reveals_is_outlived(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +128,8 @@ async def test_any_error_of_a_look_at_sent_reveals_is_outlived(house: House, mon
             raise ValueError("a mistake of ours")
 
     await house.poll()
-    monkeypatch.setattr(house.service, "_processor_running", True)
+    monkeypatch.setattr(house.service.vitals, "revealing", True)
+    monkeypatch.setattr(type(house.service.listener), "caught_up", property(lambda _: True))
     monkeypatch.setattr(house.service.broadcaster, "reconcile", reconcile)
     task = asyncio.create_task(house.service._reconcile())
     async with asyncio.timeout(PATIENCE):

@@ -247,9 +247,7 @@ async def test_a_message_that_can_never_be_taken_fails_and_is_reported(line: Lin
     ]
 
 
-@pytest.mark.parametrize(
-    "refusal", [refuses("invalid message field: proposal", 9), BAD_PROOF], ids=["fields", "proof"]
-)
+@pytest.mark.parametrize("refusal", [refuses("invalid message field: proposal", 9), BAD_PROOF], ids=["fields", "proof"])
 async def test_one_node_that_refuses_all_loses_nothing_while_another_is_well(line: Line, refusal: Answer) -> None:
     line.nodes.answers[FIRST] = refusal
     share = await line.prepared()

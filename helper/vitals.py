@@ -1,0 +1,106 @@
+"""How the service is: whether it takes shares, whether it reveals them, and what operators are told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helper.chain.failover import Endpoints
+from helper.chain.follow import ChainFollower
+from helper.circuits import CircuitChoice
+from helper.clock import Clock
+from helper.processor import Gate
+from helper.prover.pool import ProverPool
+from helper.rounds import RoundBook
+from helper.telemetry.stats import Stats
+from helper.tree import TreeKeeper
+
+EVER = 2**62
+"""A height above all blocks."""
+
+
+class Vitals:
+    """The service's own judgement of itself.
+
+    Args:
+        stale_after: seconds after which the newest block is too old to take shares by.
+        tolerance: seconds by which a share's time may lie after the chain's newest block when it is dispatched.
+
+    Attributes:
+        revealing: whether the queue is worked: provers warm, chain known, circuit chosen. Set once by the service.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoints: Endpoints,
+        rounds: RoundBook,
+        trees: TreeKeeper,
+        follower: ChainFollower,
+        circuits: CircuitChoice,
+        prover: ProverPool,
+        stats: Stats,
+        clock: Clock,
+        stale_after: float,
+        tolerance: float,
+    ) -> None:
+        self._endpoints = endpoints
+        self._rounds = rounds
+        self._trees = trees
+        self._follower = follower
+        self._circuits = circuits
+        self._prover = prover
+        self._stats = stats
+        self._clock = clock
+        self._stale_after = stale_after
+        self._tolerance = tolerance
+        self.revealing = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether shares are taken and revealed: the chain was synced once, the provers' keys are warm."""
+        return self.revealing and self._prover.ready and self.intake_paused() is None
+
+    def intake_paused(self) -> str | None:
+        """Why no share is taken now, or None: rounds and trees must be known, and not long ago.
+
+        It goes by the newest block that any node in step has shown: a node that rests after an error, or is away for
+        a moment, is no reason to turn wallets away. Nodes that answer and are all out of step are.
+        """
+        if not self._follower.ready:
+            return "starting: the chain was not read yet"
+        newest = self._endpoints.time_at(EVER)
+        away = newest is None or self._clock.now() - newest > self._stale_after
+        if away or self._endpoints.out_of_step:
+            return "no node is in step with the chain"
+        return None
+
+    def gate(self) -> Gate:
+        """What may be dispatched now."""
+        if self._endpoints.clock_suspect:
+            return Gate(frozenset(), 0.0, "this machine's clock and the chain's are too far apart")
+        head = self._endpoints.head
+        if head is None:
+            return Gate(frozenset(), 0.0, "no node is in step with the chain")
+        rounds = frozenset(
+            known.round_id
+            for known in self._rounds.active()
+            if head.time < known.vote_end_time and self._trees.anchor(known.round_id) is not None
+        )
+        return Gate(rounds, head.time + self._tolerance, self._circuits.paused)
+
+    def facts(self) -> dict[str, Any]:
+        """For operators: health, timings, pauses; nothing of one share."""
+        return {
+            "ready": self.ready,
+            "intake_paused": self.intake_paused(),
+            "circuit": self._circuits.current,
+            "chain_id": self._endpoints.chain_id,
+            "endpoints": [{"name": name, "reason": reason} for name, reason in self._endpoints.reasons().items()],
+            "provers": {
+                "workers": self._prover.workers,
+                "pids": self._prover.pids,
+                "self_test_seconds": self._prover.self_test_seconds,
+                "timeout_seconds": self._prover.timeout,
+            },
+            **self._stats.summary(self._clock.monotonic()),
+        }
