@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.support.harness import Chain
+from tests.support.devnet import Chain
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from tests.support.harness import STAND_IN, Chain, Helper, soon
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, soon
 
 MOMENTS = (
     "enqueue:before",  # asked, nothing on disk

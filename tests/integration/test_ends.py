@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from devnet import ballot
-from tests.support.harness import REAL, STAND_IN, Chain, Helper, cast_vote, helping
+from tests.support.devnet import Chain
+from tests.support.harness import REAL, STAND_IN, Helper, cast_vote, helping
 from tests.support.process import gone
 
 SLOW = {"STANDIN_SECONDS": "0.4"}

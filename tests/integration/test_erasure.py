@@ -12,7 +12,8 @@ import pytest
 
 from devnet import ballot
 from devnet.tx import Reveal, decode
-from tests.support.harness import STAND_IN, Chain, Helper, cast_vote, running, soon
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, cast_vote, running, soon
 from tests.support.secrets import secrets_of, told_in
 
 FAR = 70_000

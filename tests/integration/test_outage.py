@@ -9,7 +9,8 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote
-from tests.support.harness import STAND_IN, Chain, Helper, cast_vote, helping, soon
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, cast_vote, helping, soon
 
 
 async def down(chain: Chain) -> None:

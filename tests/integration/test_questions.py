@@ -13,7 +13,8 @@ import pytest
 from devnet import ballot
 from devnet.naming import named_early
 from devnet.wallet import CastVote
-from tests.support.harness import STAND_IN, Chain, Helper, cast_vote, running, soon
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, cast_vote, running, soon
 from tests.support.secrets import BEYOND_HEIGHTS, needles
 
 BLOCKS = 24

@@ -9,7 +9,8 @@ import pytest
 
 from devnet import ballot
 from devnet.naming import named_early
-from tests.support.harness import STAND_IN, Chain, cast_vote, helping, running, soon
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, cast_vote, helping, running, soon
 from tests.support.secrets import BEYOND_HEIGHTS, needles
 
 

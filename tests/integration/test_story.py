@@ -14,7 +14,8 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote
-from tests.support.harness import Chain, Helper, cast_vote, helping, soon
+from tests.support.devnet import Chain
+from tests.support.harness import Helper, cast_vote, helping, soon
 from tests.support.prover_worker import REFUSES
 from tests.support.secrets import secrets_of, told_in
 

@@ -1,15 +1,13 @@
-"""A dev chain and a helper as real processes, for tests that kill, restart and look from outside."""
+"""A helper as a real process, for tests that kill, restart and look from outside."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import random
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,120 +16,12 @@ import httpx
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
+from tests.support.devnet import Chain
 from tests.support.process import Process
 
-PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} for number in (1, 2, 3)]
 STAND_IN = ("-m", "tests.support.service")
 REAL = ("-m", "helper", "serve")
 CHAIN_ID = "svote-devnet-1"
-
-
-class Chain(Process):
-    """A dev chain."""
-
-    def __init__(self, folder: Path, http: httpx.AsyncClient, *flags: str) -> None:
-        super().__init__("chain", folder, ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", *flags))
-        self._http = http
-
-    @property
-    def url(self) -> str:
-        return str(self.told["rest"])
-
-    @property
-    def nodes(self) -> list[dict[str, str]]:
-        """Every node: its `name`, `rest` and `rpc`."""
-        return list(self.told["nodes"])
-
-    def reached_by(self, http: httpx.AsyncClient) -> Chain:
-        """The same running chain over the connections of another event loop."""
-        other = copy.copy(self)
-        other._http = http
-        return other
-
-    async def get(self, path: str, **params: object) -> Any:
-        answer = await self._http.get(f"{self.url}{path}", params={key: str(value) for key, value in params.items()})
-        answer.raise_for_status()
-        return answer.json()
-
-    async def post(self, path: str, body: object) -> Any:
-        answer = await self._http.post(f"{self.url}{path}", json=body)
-        answer.raise_for_status()
-        return answer.json()
-
-    async def open_round(self, seconds: float = 3600.0, **fields: object) -> bytes:
-        """A round that takes votes, and its id."""
-        made = await self.post("/devnet/rounds", {"proposals": PROPOSALS, "seconds": seconds, "status": 1, **fields})
-        await self.mine()
-        return bytes.fromhex(made["vote_round_id"])
-
-    async def delegate(self, round_id: bytes, leaves: int) -> None:
-        """Put random leaves into a round's tree."""
-        await self.post("/devnet/delegate", {"round_id": round_id.hex(), "count": leaves})
-        await self.mine()
-
-    async def mine(self, blocks: int = 1) -> None:
-        """Blocks now, on top of those that the timer makes."""
-        await self.post("/devnet/mine", {"blocks": blocks})
-
-    async def faults(self, *, node: int = 0, **switches: object) -> None:
-        """Set fault switches of a node."""
-        answer = await self._http.post(f"{self.nodes[node]['rest']}/devnet/faults", json=switches)
-        answer.raise_for_status()
-
-    async def mend(self, *, node: int = 0) -> None:
-        """Switch every fault of a node off."""
-        await self.faults(node=node, reset=True)
-
-    async def newest(self) -> int:
-        """The height of the newest block, by a question that is not in the request log."""
-        return int((await self.get("/devnet/stats"))["height"])
-
-    async def requests(self) -> list[dict[str, Any]]:
-        """The whole request log, oldest first."""
-        entries: list[dict[str, Any]] = []
-        while True:
-            after = entries[-1]["seq"] if entries else 0
-            page = (await self.get("/devnet/requests", after=after))["requests"]
-            if not page:
-                return entries
-            entries += page
-
-    async def reveals(self) -> list[dict[str, Any]]:
-        """The broadcasts among them."""
-        return [entry for entry in await self.requests() if entry["route"] == "reveal-share"]
-
-    async def transactions(self, round_id: bytes) -> list[dict[str, Any]]:
-        """Every reveal of a round that is in a block, as `tx_search` tells: `hash`, `tx`, `tx_result`."""
-        page, found = 1, list[dict[str, Any]]()
-        query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
-        while True:
-            answer = await self._http.get(
-                f"{self.told['rpc']}/tx_search", params={"query": query, "per_page": 100, "page": page}
-            )
-            if answer.status_code != 200:
-                return found
-            found += answer.json()["result"]["txs"]
-            page += 1
-
-    async def hashes(self, round_id: bytes) -> dict[str, bytes]:
-        """The hash of the transaction in which each nullifier (hex) counted."""
-        good = [tx for tx in await self.transactions(round_id) if tx["tx_result"]["code"] == 0]
-        return {one: bytes.fromhex(tx["hash"]) for tx in good for one in _nullifiers(tx["tx_result"]["events"])}
-
-    async def spent(self, round_id: bytes) -> dict[str, int]:
-        """Nullifiers (hex) that counted, each with the number of times."""
-        good = [tx for tx in await self.transactions(round_id) if tx["tx_result"]["code"] == 0]
-        return dict(Counter(one for tx in good for one in _nullifiers(tx["tx_result"]["events"])))
-
-
-def _nullifiers(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        attribute["value"]
-        for event in events
-        if event["type"] == "reveal_share"
-        for attribute in event["attributes"]
-        if attribute["key"] == "share_nullifier"
-    ]
 
 
 class Helper(Process):
