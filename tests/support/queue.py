@@ -7,22 +7,25 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
-from helper.app import Service
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
 from helper.chain.failover import Endpoints, make_endpoints
+from helper.chain.follow import ChainFollower
 from helper.chain.models import BlockHead
 from helper.circuits import CircuitChoice
 from helper.errors import StoreError
 from helper.processor import Gate, Processor
+from helper.prover.pool import ProverPool
 from helper.retention import Retention
 from helper.reveal import Revealer
+from helper.rounds import RoundBook
 from helper.store.base import QueuedShare
 from helper.store.sqlite import SqliteStore
 from helper.telemetry.stats import Stats
+from helper.tree import TreeKeeper
+from helper.vitals import Vitals
 from tests.support.clock import FakeClock
 from tests.support.edges import (
     ACCEPTS,
@@ -128,6 +131,18 @@ class Line:
         self.revealer = Revealer(**way, prover=self.prover)
         self.broadcaster = Broadcaster(**way, verifier=self.prover)
         self.retention = Retention(**common, rounds=self.rounds, purge_after=24 * HOUR)
+        self.vitals = Vitals(
+            endpoints=self.endpoints,
+            rounds=cast(RoundBook, self.rounds),
+            trees=cast(TreeKeeper, self.trees),
+            follower=cast(ChainFollower, None),
+            circuits=self.circuits,
+            prover=cast(ProverPool, self.prover),
+            stats=self.stats,
+            clock=clock,
+            stale_after=90,
+            tolerance=120,
+        )
         self.turns = 0
         self.processor = Processor(
             store=self.store,
@@ -144,15 +159,7 @@ class Line:
     def gate(self) -> Gate:
         """The service's own judgement, over these parts."""
         self.turns += 1
-        chain = SimpleNamespace(clock_skew_seconds=120)
-        parts = SimpleNamespace(
-            endpoints=self.endpoints,
-            rounds=self.rounds,
-            trees=self.trees,
-            circuits=self.circuits,
-            config=SimpleNamespace(chain=chain),
-        )
-        return Service.gate(cast(Service, parts))
+        return self.vitals.gate()
 
     def block(self, blocks: int = 1, *, time: float | None = None) -> None:
         """Let every node show a new block of this time (now)."""
