@@ -78,8 +78,9 @@ FIELDS: Final = frozenset(
 )
 """Every field that a line may have. Of a share there is only the count, the stage and the reason."""
 
-_QUIET: Final = ("httpx", "httpcore", "asyncio", "uvicorn.access")
-"""Libraries whose lines below a warning name addresses that were asked for."""
+OURS: Final = "helper"
+"""The logger above all of this product's. Libraries write what they are handed (addresses that are asked for, values of
+queries): of theirs only warnings and worse are let through, whatever the level."""
 
 _dropped: Counter[str] = Counter()
 
@@ -128,9 +129,8 @@ def configure(level: Level = "info", format: Format = "auto", stream: TextIO | N
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger(OURS).setLevel(level.upper())
 
 
 def dropped_fields() -> Mapping[str, int]:

@@ -30,6 +30,7 @@ def stream() -> Iterator[io.StringIO]:
     yield out
     root.handlers[:], level = before
     root.setLevel(level)
+    logging.getLogger("helper").setLevel(logging.NOTSET)
     structlog.reset_defaults()
 
 
@@ -46,7 +47,7 @@ def test_a_line_has_its_fields_and_a_time(stream: io.StringIO) -> None:
 
 def test_a_field_that_is_not_on_the_list_is_dropped_and_counted(stream: io.StringIO) -> None:
     before = dropped_fields().get("primary_blind", 0)
-    structlog.get_logger().warning("a thing", primary_blind=SECRET, nullifier=SECRET, count=1)
+    structlog.get_logger("helper.test").warning("a thing", primary_blind=SECRET, nullifier=SECRET, count=1)
     (line,) = lines(stream)
     assert SECRET not in stream.getvalue()
     assert (line["count"], line["dropped"]) == (1, 2)
@@ -55,13 +56,13 @@ def test_a_field_that_is_not_on_the_list_is_dropped_and_counted(stream: io.Strin
 
 @pytest.mark.parametrize("value", [SECRET.encode(), object(), [SECRET.encode()], {"a": SECRET.encode()}])
 def test_a_value_that_is_not_plain_is_dropped(stream: io.StringIO, value: object) -> None:
-    structlog.get_logger().info("a thing", reason=value)
+    structlog.get_logger("helper.test").info("a thing", reason=value)
     assert lines(stream)[0]["dropped"] == 1
     assert SECRET not in stream.getvalue()
 
 
 def test_a_field_bound_earlier_is_dropped_too(stream: io.StringIO) -> None:
-    structlog.get_logger().bind(c1=SECRET).error("a thing")
+    structlog.get_logger("helper.test").bind(c1=SECRET).error("a thing")
     assert SECRET not in stream.getvalue()
 
 
@@ -73,7 +74,7 @@ def test_an_exception_is_its_type_and_places_without_texts_and_locals(stream: io
     try:
         fail_with(SECRET)
     except ValueError:
-        structlog.get_logger().exception("a thing failed")
+        structlog.get_logger("helper.test").exception("a thing failed")
     (line,) = lines(stream)
     assert SECRET not in stream.getvalue()
     assert line["exception"].startswith("ValueError (telemetry/test_log.py:")
@@ -103,22 +104,30 @@ def test_lines_of_libraries_come_the_same_way(stream: io.StringIO) -> None:
     assert SECRET not in stream.getvalue()
 
 
+@pytest.mark.parametrize("library", ["aiosqlite", "httpx", "a.library.to.come"])
+def test_what_libraries_tell_below_a_warning_is_never_written(stream: io.StringIO, library: str) -> None:
+    logging.getLogger(library).debug("executing %s", (SECRET,))
+    logging.getLogger(library).info("asked for %s", SECRET)
+    assert stream.getvalue() == ""
+
+
 def test_what_is_below_the_level_is_not_written() -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     out = io.StringIO()
     configure("warning", "auto", out)
-    structlog.get_logger().info("not this")
-    structlog.get_logger().warning("this")
+    structlog.get_logger("helper.test").info("not this")
+    structlog.get_logger("helper.test").warning("this")
     root.handlers[:], level = before
     root.setLevel(level)
+    logging.getLogger("helper").setLevel(logging.NOTSET)
     structlog.reset_defaults()
     assert [line["event"] for line in lines(out)] == ["this"]
 
 
 def test_pretty_is_for_eyes(stream: io.StringIO) -> None:
     configure("info", "pretty", stream)
-    structlog.get_logger().info("a thing", count=3)
+    structlog.get_logger("helper.test").info("a thing", count=3)
     assert "a thing" in stream.getvalue()
     assert "count=3" in stream.getvalue()
     assert "{" not in stream.getvalue()
