@@ -79,7 +79,7 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
                 raise SystemExit(f"posting took {late:.1f} s too long")
             before = await chain.get("/devnet/stats")
             while (await helper.counts()).get("confirmed", 0) < shares:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.5)
             seconds = time.time() - due
             after = await chain.get("/devnet/stats")
     chain_cpu = after["cpu_seconds"] - before["cpu_seconds"]
