@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+import proofs
 from helper.attempts import Attempts
 from helper.chain.failover import Endpoint, Endpoints
 from helper.chain.message import RevealMessage
@@ -42,19 +43,7 @@ class Trees(Protocol):
 class Verifier(Protocol):
     """What checks proofs, as `helper.prover.ProverPool` does."""
 
-    async def verify(
-        self,
-        circuit: str,
-        proof: bytes,
-        *,
-        nullifier: bytes,
-        c1: bytes,
-        c2: bytes,
-        proposal_id: int,
-        vote_decision: int,
-        root: bytes,
-        round_id: bytes,
-    ) -> bool:
+    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
         """Whether the proof holds for these public inputs."""
         ...
 
@@ -239,18 +228,17 @@ class Broadcaster:
         anchor = self._trees.anchor_at(reveal.round_id, message.anchor_height)
         if anchor is None:
             return True  # the tree was not restored that far back: nothing speaks against the proof
+        statement = proofs.Statement(
+            nullifier=message.nullifier,
+            c1=message.enc_share[:32],
+            c2=message.enc_share[32:],
+            proposal_id=message.proposal_id,
+            vote_decision=message.vote_decision,
+            root=anchor.root,
+            round_id=message.round_id,
+        )
         try:
-            return await self._verifier.verify(
-                reveal.prepared.circuit,
-                message.proof,
-                nullifier=message.nullifier,
-                c1=message.enc_share[:32],
-                c2=message.enc_share[32:],
-                proposal_id=message.proposal_id,
-                vote_decision=message.vote_decision,
-                root=anchor.root,
-                round_id=message.round_id,
-            )
+            return await self._verifier.verify(reveal.prepared.circuit, message.proof, statement)
         except ProverError:
             return True
 

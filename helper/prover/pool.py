@@ -6,12 +6,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import structlog
 
+import proofs
 from helper.clock import Clock
 from helper.errors import ProofFailed, ProverDied, ProverError
 from helper.prover.frames import Frame
@@ -166,35 +167,10 @@ class ProverPool:
             seconds=self._clock.monotonic() - begun,
         )
 
-    async def verify(
-        self,
-        circuit: str,
-        proof: bytes,
-        *,
-        nullifier: bytes,
-        c1: bytes,
-        c2: bytes,
-        proposal_id: int,
-        vote_decision: int,
-        root: bytes,
-        round_id: bytes,
-    ) -> bool:
+    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
         """Whether our own verifier accepts this proof for these public inputs (raises as `prove`)."""
-        reply = await self._ask(
-            {
-                "op": "verify",
-                "circuit": circuit,
-                "proof": proof,
-                "nullifier": nullifier,
-                "c1": c1,
-                "c2": c2,
-                "proposal_id": proposal_id,
-                "vote_decision": vote_decision,
-                "root": root,
-                "round_id": round_id,
-            },
-            lambda: None,
-        )
+        asked = {"op": "verify", "circuit": circuit, "proof": proof, **asdict(statement)}
+        reply = await self._ask(asked, lambda: None)
         return bool(reply["ok"])
 
     async def _ask(self, frame: Frame, started: Callable[[], None]) -> Frame:

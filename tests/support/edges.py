@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+import proofs
 from helper.chain.models import Round, RoundStatus
 from helper.prover import ProofJob
 from helper.prover.job import Proof
@@ -118,8 +119,8 @@ class FakeProver:
             finally:
                 self.running -= 1
 
-    async def verify(self, circuit: str, proof: bytes, *, root: bytes, **statement: Any) -> bool:
-        self.verified.append((circuit, root))
+    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
+        self.verified.append((circuit, statement.root))
         return self.valid
 
 

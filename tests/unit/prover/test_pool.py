@@ -66,9 +66,7 @@ async def test_a_proof_carries_the_statement_of_its_witness() -> None:
         )
 
         async def accepted(decision: int) -> bool:
-            return await pool.verify(
-                "k10",
-                proof.proof,
+            statement = proofs.Statement(
                 nullifier=proof.nullifier,
                 c1=given.c1,
                 c2=given.c2,
@@ -77,6 +75,7 @@ async def test_a_proof_carries_the_statement_of_its_witness() -> None:
                 root=proof.root,
                 round_id=given.round_id,
             )
+            return await pool.verify("k10", proof.proof, statement)
 
         assert await accepted(1)
         assert not await accepted(0)
