@@ -8,6 +8,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
+# What the campaigns use beside the environment: command=package.
+SYSTEM := strace=strace faketime=faketime
+
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 unexport CONDA_PREFIX
@@ -15,7 +18,7 @@ unexport CONDA_PREFIX
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format wheel bench lock docs clean
+.PHONY: help demo test campaign check format wheel bench lock docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -24,6 +27,7 @@ demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with 
 	@$(BIN)/svote-helper demo $(ARGS)
 
 test: $(VENV)/.native ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
+	@sh scripts/system_packages.sh $(SYSTEM)
 	$(BIN)/python -m pytest $(ARGS)
 	cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 
@@ -38,6 +42,10 @@ format: $(VENV)/.deps ## put Python and Rust into the house's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	cargo fmt --manifest-path proofs/Cargo.toml
+
+campaign: $(VENV)/.native ## the promises under crashes, faults and hostile input (ARGS='--only crash --quick')
+	@sh scripts/system_packages.sh $(SYSTEM)
+	@$(BIN)/python -m tests.campaign $(ARGS)
 
 bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 	$(BIN)/python -m bench $(ARGS)

@@ -1,0 +1,107 @@
+"""What a campaign is, and what it reports: figures, and goals that each figure held or broke."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Figure = float | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run of a campaign.
+
+    Attributes:
+        seed: what all dice of the run are seeded with.
+        quick: the short form, as CI runs it.
+        folder: an empty folder of the run's own.
+    """
+
+    seed: int
+    quick: bool
+    folder: Path
+
+    def scale(self, full: T, quick: T) -> T:
+        """A length: of the whole campaign or of its short form."""
+        return quick if self.quick else full
+
+    def dice(self, purpose: str) -> random.Random:
+        """Dice for one purpose; other purposes' throws do not change theirs."""
+        return random.Random(f"{self.seed} {purpose}")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One promise: the figure, what was promised of it, and whether it held."""
+
+    figure: Figure
+    promise: str
+    held: bool
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run found. A campaign without a goal has shown nothing: it counts as broken."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    goals: dict[str, Goal] = field(default_factory=dict)
+
+    def figure(self, name: str, value: Figure) -> None:
+        """Tell a figure about which nothing is promised."""
+        self.figures[name] = _round(value)
+
+    def at_most(self, name: str, value: float, bound: float) -> None:
+        """Promise an upper bound."""
+        self._goal(name, value, f"≤ {bound:g}", value <= bound)
+
+    def at_least(self, name: str, value: float, bound: float) -> None:
+        """Promise a lower bound."""
+        self._goal(name, value, f"≥ {bound:g}", value >= bound)
+
+    def exactly(self, name: str, value: Figure, wanted: Figure) -> None:
+        """Promise a value."""
+        self._goal(name, value, f"= {wanted}", value == wanted)
+
+    @property
+    def held(self) -> bool:
+        """Whether every goal held, and there was one."""
+        return bool(self.goals) and all(goal.held for goal in self.goals.values())
+
+    @property
+    def broken(self) -> list[str]:
+        """The goals that did not hold, in words."""
+        return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.held]
+
+    def _goal(self, name: str, value: Figure, promise: str, held: bool) -> None:
+        # The same goal may be looked at many times in a run: what counts is the worst.
+        before = self.goals.get(name)
+        if before is None or before.held:
+            self.goals[name] = Goal(_round(value), promise, held)
+
+    def as_json(self) -> dict[str, Any]:
+        """As `build/campaign.json` has it."""
+        return {
+            "held": self.held,
+            "figures": self.figures,
+            "goals": {
+                name: {"figure": goal.figure, "promise": goal.promise, "held": goal.held}
+                for name, goal in self.goals.items()
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """A campaign by its name: what it does stands in its module's docstring."""
+
+    name: str
+    run: Callable[[Setting], Awaitable[Findings]]
+
+
+def _round(value: Figure) -> Figure:
+    return round(value, 4) if isinstance(value, float) else value

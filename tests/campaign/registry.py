@@ -1,0 +1,34 @@
+"""All campaigns, in the order in which they run."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.campaign.base import Campaign
+
+NAMES = (
+    "crash",
+    "writes",
+    "restarts",
+    "disk",
+    "corruption",
+    "outage",
+    "replies",
+    "tarpit",
+    "stale",
+    "clock",
+    "herd",
+    "contention",
+    "backup",
+    "retention",
+    "eavesdropper",
+    "hostile",
+)
+"""Each is a module of this package with a `CAMPAIGN`."""
+
+
+def campaign(name: str) -> Campaign:
+    """The campaign of this name."""
+    found = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
+    assert isinstance(found, Campaign)
+    return found
