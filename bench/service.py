@@ -26,7 +26,8 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.clock import SystemClock
-from helper.prover import ProofJob, ProverPool
+from helper.prover.job import ProofJob
+from helper.prover.pool import ProverPool
 from helper.prover.selftest import sample_job
 from helper.telemetry.stats import percentile
 from tests.support.harness import running, soon

@@ -1,40 +1,21 @@
-"""Proof checks as a node's CheckTx makes them: in threads, once for each transaction, remembered by its hash.
-
-Stand-in proofs are for tests of everything but proofs: `STANDIN` and a BLAKE2b-256 digest of the public inputs.
-They are accepted only by a chain that was started to accept them.
-"""
+"""Proof checks as a node's CheckTx makes them: in threads, once for each transaction, remembered by its hash."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import proofs
 from devnet import tx as txs
+from devnet.stand_in import STAND_IN, stand_in_proof
 
-STAND_IN = b"STANDIN"
 _REMEMBERED = 20_000
 _FAILED = (
     "invalid zero-knowledge proof: vote share: share reveal halo2: proof verification failed: "
     "share_reveal: verify_proof failed: ConstraintSystemFailure"
 )
-
-
-def stand_in_proof(statement: proofs.Statement) -> bytes:
-    """A test proof of that statement, for chains started with `--stand-in-proofs`."""
-    inputs = (
-        statement.nullifier,
-        statement.c1,
-        statement.c2,
-        statement.proposal_id.to_bytes(4, "little"),
-        statement.vote_decision.to_bytes(4, "little"),
-        statement.root,
-        statement.round_id,
-    )
-    return STAND_IN + hashlib.blake2b(b"".join(inputs), digest_size=32).digest()
 
 
 def statement_of(reveal: txs.Reveal, root: bytes) -> proofs.Statement:

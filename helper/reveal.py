@@ -13,8 +13,7 @@ from helper.chain.message import RevealMessage
 from helper.circuits import CircuitChoice
 from helper.clock import Clock
 from helper.errors import ProofFailed, ProverDied, ProverTimeout
-from helper.prover import ProofJob
-from helper.prover.job import Proof
+from helper.prover.job import Proof, ProofJob
 from helper.store.base import PreparedReveal, QueuedShare, Store
 from helper.telemetry.stats import Stats
 from helper.tree import Anchor

@@ -1,21 +1,24 @@
 """`svote-helper`: joins the commands, and turns errors into a line and an exit code.
 
 Only the module of the command that was asked for is loaded, so that the others' libraries cost nothing and a
-command works while another cannot be loaded.
+command works while another cannot be loaded. The parser too is loaded late, after the look at the database's lock.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from helper.cli.output import Exit, say
+from helper.cli.second import refuse_a_second
 from helper.errors import HelperError
+
+if TYPE_CHECKING:
+    import typer
 
 COMMANDS: Final = {
     "serve": "helper.cli.serve",
@@ -37,6 +40,8 @@ _HELP: Final = "Keeps encrypted vote shares, and proves and reveals each at the 
 
 def make_cli(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: with the command that they name, or with all (for the help)."""
+    import typer  # noqa: PLC0415 - with what it loads, most of the time that a second daemon took to be refused
+
     cli = typer.Typer(
         name="svote-helper",
         help=_HELP,
@@ -59,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        refuse_a_second(given, os.environ)
         make_cli(given)(args=given, prog_name="svote-helper")
     except HelperError as error:
         say(f"{error}\n{error.advice}")

@@ -8,7 +8,6 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 import orjson
-import typer
 
 
 class Exit(IntEnum):
@@ -37,6 +36,8 @@ def say(text: str) -> None:
 
 def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:
     """Say what went wrong and end."""
+    import typer  # noqa: PLC0415 - see helper.cli.main
+
     say(text)
     raise typer.Exit(code)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +10,6 @@ import typer
 
 from helper.cli.options import ConfigOption
 from helper.cli.output import say
-from helper.config import find_file, glimpse_database
-from helper.errors import StoreLocked
 
 app = typer.Typer()
 
@@ -30,8 +25,7 @@ def serve(
     ] = None,
 ) -> None:
     """Take shares from wallets and reveal each at its time."""
-    _refuse_a_second(db or glimpse_database(find_file(config, os.environ), os.environ))
-    # loaded here, so that a second daemon is refused at once, and that the help needs no more than it says
+    # loaded here, so that the help needs no more than it says
     from helper.cli.settings import read_settings  # noqa: PLC0415
 
     flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
@@ -55,23 +49,3 @@ def serve(
             partial.replace(ready_file)
 
     uvloop.run(run_service(Service(settings), started=started))
-
-
-def _refuse_a_second(database: Path | None) -> None:
-    """Say that another daemon has the database before everything is loaded, which takes two seconds.
-
-    It only looks: the store takes the lock when it opens. What else may be wrong is for the store to say.
-
-    Raises:
-        StoreLocked: another daemon has it open.
-    """
-    if database is None:
-        return
-    with contextlib.suppress(OSError):
-        lock = os.open(f"{database}.lock", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreLocked(f"another daemon has this database open: {database}.lock is locked") from None
-        finally:
-            os.close(lock)

@@ -14,8 +14,7 @@ import httpx
 
 import proofs
 from helper.chain.models import Round, RoundStatus
-from helper.prover import ProofJob
-from helper.prover.job import Proof
+from helper.prover.job import Proof, ProofJob
 from helper.share import Share
 from helper.tree import Anchor
 from tests.support.clock import FakeClock

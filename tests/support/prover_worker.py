@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 import proofs
-from devnet.verifying import stand_in_proof
+from devnet.stand_in import stand_in_proof
 from helper.prover.frames import Frame
 from helper.prover.worker import main
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helper.cli import serve as serve_module
+from helper.cli.second import refuse_a_second
 from helper.config import glimpse_database, load
 from helper.errors import StoreLocked
 from helper.store.opening import FileLock
@@ -30,7 +30,7 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
         "try:\n"
         "    main(['serve', '--config', sys.argv[1]])\n"
         "finally:\n"
-        "    late = ('helper.config.model', 'helper.app', 'proofs', 'uvicorn', 'structlog')\n"
+        "    late = ('typer', 'pydantic', 'helper.config.model', 'helper.app', 'proofs', 'uvicorn', 'structlog')\n"
         "    print([name for name in late if name in sys.modules])"
     )
     done = subprocess.run(
@@ -45,18 +45,44 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
 
 def test_looking_at_the_lock_changes_nothing(tmp_path: Path) -> None:
     database = tmp_path / "q.db"
-    serve_module._refuse_a_second(database)
+    arguments = ["serve", "--db", str(database)]
+    refuse_a_second(arguments, {})
     assert list(tmp_path.iterdir()) == []
     lock = FileLock(database)
     assert lock.take()
     with pytest.raises(StoreLocked):
-        serve_module._refuse_a_second(database)
+        refuse_a_second(arguments, {})
     lock.say_open()
     lock.release(clean=False)
-    serve_module._refuse_a_second(database)
+    refuse_a_second(arguments, {})
     again = FileLock(database)
     assert not again.take(), "that the last daemon did not end in order is still there to see"
     again.release(clean=True)
+
+
+@pytest.mark.parametrize("arguments", [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB")])
+def test_the_lock_is_looked_at_however_the_database_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    names = {"FILE": str(settings(tmp_path)), "DB": str(tmp_path / "q.db")}
+    given = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
+    lock = FileLock(tmp_path / "q.db")
+    lock.take()
+    with pytest.raises(StoreLocked):
+        refuse_a_second(given, {})
+    lock.release(clean=False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("serve", "--help"), ("serve", "--nonsense"), ("serve", "--db"), ("serve", "more"), ("queue", "list")]
+)
+def test_other_command_lines_are_for_their_own_parser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    settings(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lock = FileLock(tmp_path / "q.db")
+    lock.take()
+    refuse_a_second(arguments, {})
+    lock.release(clean=False)
 
 
 def test_a_disabled_helper_says_so_and_ends(tmp_path: Path) -> None:

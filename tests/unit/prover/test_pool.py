@@ -15,10 +15,11 @@ import pytest
 from structlog.testing import capture_logs
 
 import proofs
-from devnet.verifying import STAND_IN
+from devnet.stand_in import STAND_IN
 from helper.clock import SystemClock
 from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
-from helper.prover import ProofJob, ProverPool
+from helper.prover.job import ProofJob
+from helper.prover.pool import ProverPool
 from helper.prover.selftest import sample_job
 from tests.support import prover_worker
 
@@ -167,7 +168,7 @@ import asyncio, sys
 import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 from helper.clock import SystemClock
-from helper.prover import ProverPool
+from helper.prover.pool import ProverPool
 async def main():
     pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command={command!r})
     runner = asyncio.create_task(pool.run())
