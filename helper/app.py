@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 import proofs
 from helper.api.app import make_app
+from helper.api.limits import RefusalLimits
 from helper.api.operator import make_operator_app
 from helper.api.wallet import WalletView
 from helper.attempts import Attempts
@@ -79,6 +80,12 @@ class Service:
             nice=config.prover.nice,
             timeout=config.prover.timeout_seconds,
             command=prover_command,
+        )
+        self.limits = RefusalLimits(
+            self.clock,
+            burst=config.helper.refused_burst,
+            per_second=config.helper.refused_per_second,
+            trusted=config.trusted_networks,
         )
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
@@ -186,7 +193,10 @@ class Service:
     def _wallet_app(self) -> ASGIApp:
         settings = self.config.helper
         return make_app(
-            self.wallet_view, api_token=settings.api_token, expose_queue_status=settings.expose_queue_status
+            self.wallet_view,
+            api_token=settings.api_token,
+            expose_queue_status=settings.expose_queue_status,
+            limits=self.limits,
         )
 
     @contextlib.asynccontextmanager
@@ -196,7 +206,7 @@ class Service:
         wallets = bind_tcp(settings.host, settings.port)
         with contextlib.closing(wallets), unix_listener(self.config.socket_path) as control:
             servers: list[tuple[Server, Any]] = [
-                (make_server(self._wallet_app()), wallets),
+                (make_server(self._wallet_app(), cut=self.limits.cut), wallets),
                 (make_server(make_operator_app(self.store, self._facts)), control),
             ]
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]

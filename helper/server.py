@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from helper.api.connection import ConnectionLimits, bounded
+from helper.api.connection import ConnectionLimits, Cut, bounded
 from helper.errors import HelperError
 
 STOP_GRACE = 5
@@ -35,18 +35,19 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, limits: ConnectionLimits | None = None) -> Server:
+def make_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, cut: Cut | None = None) -> Server:
     """A server for one app; it is started with `serve(sockets=[…])` and stopped with `should_exit = True`.
 
     Args:
         app: what answers.
         limits: of its connections, the usual unless told.
+        cut: told who it was when a connection is refused before there was a request.
     """
     return Server(
         uvicorn.Config(
             app,
             loop="none",
-            http=bounded(limits or ConnectionLimits(connections=connection_limit())),
+            http=bounded(limits or ConnectionLimits(connections=connection_limit()), cut),
             ws="none",
             lifespan="off",
             log_config=None,

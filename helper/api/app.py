@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from helper.api.body import BodyReader
 from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
+from helper.api.limits import Limited, RefusalLimits
 from helper.api.wallet import WalletView, wallet_routes
 
 
@@ -19,6 +20,7 @@ def make_app(
     api_token: str = "",
     expose_queue_status: bool = False,
     bodies: BodyReader | None = None,
+    limits: RefusalLimits | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The wallets' application.
@@ -28,17 +30,18 @@ def make_app(
         api_token: what wallets must send in X-Helper-Token; empty asks for nothing.
         expose_queue_status: whether the counts are served.
         bodies: reads request bodies within their limits.
+        limits: how much each client may have refused; None for no end of it.
         more: routes of other parts of the product, matched after the wallets'.
     """
     routes = wallet_routes(
         view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies or BodyReader()
     )
-    return wrapped([*routes, *more])
+    return wrapped([*routes, *more], limits)
 
 
-def wrapped(routes: Sequence[BaseRoute]) -> ASGIApp:
+def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimits | None = None) -> ASGIApp:
     """Routes with everything around them that every request gets."""
     app = Starlette(routes=list(routes), exception_handlers=dict(EXCEPTION_HANDLERS))
     # a path with a slash too many is a path that does not exist, not a redirect to elsewhere
     app.router.redirect_slashes = False
-    return LastResort(Cors(app))
+    return LastResort(Cors(app if limits is None else Limited(app, limits)))

@@ -5,6 +5,7 @@ a body may be dragged on that nobody reads any more, and how many connections th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
@@ -21,13 +22,19 @@ class ConnectionLimits:
 
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
+        request_seconds: to the end of its body. Whoever is slow with both is cut off within 10 s all the same.
         head_bytes: of a request line with its headers; also of what a body carries beside its content.
         connections: at once; one more is told to come again.
     """
 
-    head_seconds: float = 10.0
+    head_seconds: float = 9.0
+    request_seconds: float = 9.5
     head_bytes: int = 64 << 10
     connections: int = 4096
+
+
+Cut = Callable[[str | None], None]
+"""Told the peer's address when a connection is refused before there was a request; None on a unix socket."""
 
 
 class _RefusedError(Exception):
@@ -38,10 +45,12 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with limits. `bounded` makes the class for other limits than the usual."""
 
     limits = ConnectionLimits()
+    cut: Cut = staticmethod(lambda _peer: None)
 
     def __init__(self, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
         self._timer: asyncio.TimerHandle | None = None
+        self._since = 0.0  # when the request under way, or the wait for it, began
         self._in_head = True  # or between two requests
         self._unread = 0  # bytes that came since the parser last gave a part of a body or the end of a head
         self._head_size = 0
@@ -94,6 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is there."""
         self._in_head, self._unread = False, 0
         self._disarm()
+        self._timer = self.loop.call_at(self._since + self.limits.request_seconds, self._too_slow)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -104,10 +114,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is there."""
         self._in_head, self._unread = True, 0
+        self._disarm()
         super().on_message_complete()
         if self.cycle.response_complete:
             # It was answered before its end, and its end has stopped the clock that watches idle connections.
-            self._disarm()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -136,6 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _arm(self) -> None:
         if not self.transport.is_closing():
+            self._since = self.loop.time()
             self._timer = self.loop.call_later(self.limits.head_seconds, self._too_slow)
 
     def _disarm(self) -> None:
@@ -145,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._timer = None
-        if self._answering():
+        if self._in_head and self._answering():
             self._arm()  # the answer to the request before this one is still being made
         elif self._unread and self._in_head:
             seconds = f"{self.limits.head_seconds:g}"
@@ -161,6 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self.transport.is_closing():
             return
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.cut(self.client[0] if self.client else None)
         if not self._answering():
             body = orjson.dumps(error_answer(message))
             head = (
@@ -171,6 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(limits: ConnectionLimits) -> type[BoundedProtocol]:
+def bounded(limits: ConnectionLimits, cut: Cut | None = None) -> type[BoundedProtocol]:
     """The protocol with these limits, as uvicorn takes it: a class."""
-    return type("Bounded", (BoundedProtocol,), {"limits": limits})
+    told = {} if cut is None else {"cut": staticmethod(cut)}
+    return type("Bounded", (BoundedProtocol,), {"limits": limits, **told})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -47,6 +48,14 @@ def _url_with_query(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"must be an address or a network like 10.0.0.0/8: {error}") from None
+    return value
+
+
 def _header_token(value: str) -> str:
     """A token must be able to stand in a header."""
     if value != value.strip() or not value.isprintable():
@@ -63,6 +72,7 @@ def _nonblank(value: str) -> str:
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
 BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
 OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
+NetworkText = Annotated[str, Field(strict=True), AfterValidator(_network)]
 Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
 Text = Annotated[str, Field(strict=True)]
 FilePath = Annotated[str, Field(strict=True), AfterValidator(_nonblank)]
@@ -92,6 +102,19 @@ class HelperSection(Section):
     )
     expose_queue_status: Switch = Field(
         False, description="Serve the counts of every round at /shielded-vote/v1/queue-status."
+    )
+    refused_burst: Whole = Field(
+        800,
+        ge=1,
+        le=10**9,
+        description="Requests that one client may have refused (400, 401, 404 and the like) at once; then it is told "
+        "429 for a while. Good requests cost nothing.",
+    )
+    refused_per_second: Number = Field(50, ge=0.01, le=10**9, description="How many of them come back each second.")
+    trusted_proxies: tuple[NetworkText, ...] = Field(
+        (),
+        description="Addresses or networks of your own reverse proxies. From them, and from nobody else, the client's "
+        "address is taken from X-Forwarded-For or Forwarded. It is kept in memory, for the limit alone.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
@@ -256,6 +279,11 @@ class Config(Section):
     def chain_rpc(self) -> tuple[str, ...]:
         """The nodes' RPC addresses in the same order, "" for none."""
         return tuple(rpc for _, rpc in self.chain_nodes)
+
+    @property
+    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of the operator's own proxies."""
+        return tuple(map(ip_network, self.helper.trusted_proxies))
 
     @property
     def db_path(self) -> Path:

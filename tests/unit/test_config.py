@@ -150,6 +150,7 @@ def test_flags_outweigh_the_environment_and_that_the_file(tmp_path: Path) -> Non
         ("HELPER_EXPOSE_QUEUE_STATUS", "0", False),
         ("HELPER_API_TOKEN", "", ""),
         ("PROVER_CIRCUIT", "k11", "k11"),
+        ("HELPER_TRUSTED_PROXIES", "10.0.0.0/8, ::1", ("10.0.0.0/8", "::1")),
     ],
 )
 def test_the_environment_spells_every_type(name: str, text: str, value: Any) -> None:
@@ -264,6 +265,10 @@ def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
         "purge_after_hours = -1",
         "purge_after_hours = inf",
         'sentry_dsn = "x"',
+        "refused_burst = 0",
+        "refused_per_second = 0",
+        'trusted_proxies = ["proxy.example"]',
+        'trusted_proxies = ["10.0.0.1/8"]',
     ],
 )
 def test_values_out_of_their_range_are_refused(tmp_path: Path, line: str) -> None:

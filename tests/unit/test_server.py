@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.api.app import wrapped
-from helper.api.connection import ConnectionLimits
+from helper.api.connection import ConnectionLimits, Cut
 from helper.errors import HelperError
 from helper.server import SPARE_FILES, Server, bind_tcp, connection_limit, make_server, unix_listener
 
@@ -39,10 +39,10 @@ async def echo(request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: ConnectionLimits) -> AsyncIterator[int]:
+async def serving(limits: ConnectionLimits, cut: Cut | None = None) -> AsyncIterator[int]:
     """A server with these limits; yields its port."""
     app = wrapped([Route("/hello", hello), Route("/echo", echo, methods=["POST"])])
-    server: Server = make_server(app, limits)
+    server: Server = make_server(app, limits, cut=cut)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE):
@@ -137,6 +137,26 @@ async def test_a_body_that_nobody_waits_for_does_not_hold_the_connection() -> No
         assert await client.ask(b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == b"hello"
         client.writer.write(b"1")
         assert await client.rest() == b""
+
+
+async def test_who_is_slow_with_head_and_body_is_cut_off_all_the_same() -> None:
+    slow = ConnectionLimits(head_seconds=60, request_seconds=0.3)
+    async with serving(slow) as port:
+        client = await Client.connect(port, b"POST /echo HTTP/1.1\r\n")
+        for piece in (b"Host: x\r\n", b"Content-Length: 9\r\n\r\n", b"1"):
+            client.writer.write(piece)
+        assert await client.rest() == b""
+
+
+async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
+    cut: list[str | None] = []
+    async with serving(SOON, cut.append) as port:
+        for begun in (b"GET /hel", b"no HTTP\r\n\r\n", ASK[:-2] + b"X: " + b"a" * 5000):
+            error_of(await (await Client.connect(port, begun)).rest())
+        assert cut == ["127.0.0.1"] * 3
+        told = [await client.rest() for client in [await Client.connect(port) for _ in range(4)]]
+        assert sorted(map(bool, told)) == [False, False, False, True]
+        assert len(cut) == 3, "to say nothing, or to come when it is full, is no offence"
 
 
 async def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
