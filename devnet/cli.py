@@ -48,6 +48,10 @@ def devnet(
     stand_in_proofs: Annotated[bool, typer.Option(help="Accept test proofs as well.")] = False,
     request_log: Annotated[Path | None, typer.Option(help="Append every request here, as NDJSON.")] = None,
     extra_nodes: Annotated[int, typer.Option(min=0, max=16, help="More nodes, on free ports.")] = 0,
+    time_scale: Annotated[
+        float, typer.Option(min=1, help="The chain's time goes so many times as fast; block_seconds stay real.")
+    ] = 1.0,
+    time_origin: Annotated[float, typer.Option(help="Unix time from which it does.")] = 0.0,
 ) -> None:
     """Run an embedded vote chain: blocks, trees, rounds and real proof verification on loopback."""
     options = Options(
@@ -63,6 +67,8 @@ def devnet(
         stand_in=stand_in_proofs,
         request_log=request_log,
         extra_nodes=extra_nodes,
+        time_scale=time_scale,
+        time_origin=time_origin,
     )
     try:
         uvloop.run(run(options, Addresses(host, rest_port, rpc_port), ready_file))

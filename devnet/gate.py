@@ -67,6 +67,7 @@ class Gate:
         port: str,
         route_of: Callable[[str], str],
         height_before: Callable[[float], int],
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._app = app
         self._chain = chain
@@ -76,15 +77,17 @@ class Gate:
         self._port = port
         self._route_of = route_of
         self._height_before = height_before
+        self._now_ns = now_ns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http" or scope["path"].startswith("/devnet/"):
             await self._app(scope, receive, send)
             return
-        arrived, started = time.time(), time.perf_counter()
+        arrived, started = self._now_ns() / 1e9, time.perf_counter()
         route = self._route_of(scope["path"])
         decision = self._faults.decide(route, self._chain.height, self._height_before)
+        height = min(decision.height, self._chain.height)
         body = await _read(receive)
         status: int | None = None
         try:
@@ -95,6 +98,7 @@ class Gate:
                     "time": round(arrived, 6),
                     "node": self._node,
                     "port": self._port,
+                    "height": height,
                     "route": route,
                     "method": scope["method"],
                     "path": _full_path(scope),

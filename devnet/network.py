@@ -40,13 +40,23 @@ class Options:
     stand_in: bool = False
     request_log: Path | None = None
     extra_nodes: int = 0
+    time_scale: float = 1.0
+    time_origin: float = 0.0
+
+
+def machine_clock(scale: float, origin: float) -> Callable[[], int]:
+    """The machine's time in unix nanoseconds, or one that goes `scale` times as fast since `origin` (unix seconds)."""
+    if scale == 1:
+        return time.time_ns
+    return lambda: int((origin + (time.time() - origin) * scale) * 1e9)
 
 
 class DevNet:
     """One chain and everything that its nodes share."""
 
-    def __init__(self, options: Options, *, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, options: Options, *, now_ns: Callable[[], int] | None = None) -> None:
         self.options = options
+        self.machine_ns = now_ns or machine_clock(options.time_scale, options.time_origin)
         self.version = VERSIONS[options.circuit] if options.version is None else options.version
         self.page_leaves = options.page_leaves
         self.chain = Chain(options.chain_id)
@@ -54,7 +64,7 @@ class DevNet:
         self.admission = Admission(self.chain, self.verifier, max_reveals=options.max_reveals)
         self.admission.filter_duplicates = options.duplicates == "filter"
         self.journal = Journal(options.db, options.chain_id)
-        self.producer = Producer(self.chain, self.admission, self.journal, now_ns=now_ns)
+        self.producer = Producer(self.chain, self.admission, self.journal, now_ns=self.machine_ns)
         self.producer.offset_seconds = options.clock_offset_seconds
         self.log = RequestLog(options.request_log)
         self.validators: dict[str, dict[str, Any]] = json.loads(self.journal.get("validators") or "{}")

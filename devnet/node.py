@@ -39,6 +39,7 @@ class Node:
             port=port,
             route_of=rest_route if port == "rest" else rpc_route,
             height_before=devnet.height_before,
+            now_ns=devnet.machine_ns,
         )
 
 

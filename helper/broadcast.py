@@ -74,6 +74,7 @@ class Broadcaster:
         self._sending: set[int] = set()
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
         self._refused_by: dict[int, tuple[bytes, set[str]]] = {}  # message and endpoints' names, by share
+        self._ended: dict[int, float] = {}  # when the last send that was not accepted ended, monotonic, by share
         self._changed: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -83,6 +84,7 @@ class Broadcaster:
     def forget(self, share_id: int) -> None:
         """This share is done with."""
         self._refused_by.pop(share_id, None)
+        self._ended.pop(share_id, None)
 
     async def send(self, share_id: int) -> None:
         """Send one share's prepared message now; nothing happens when it was counted meanwhile."""
@@ -140,7 +142,7 @@ class Broadcaster:
         first = reveal.sends == 0
         for endpoint in self._candidates(reveal):
             head = self._endpoints.head
-            if head is None or head.height <= (reveal.last_sent_height or 0):
+            if head is None or head.height <= (reveal.last_sent_height or 0) or not self._at_new_height(reveal):
                 return
             if not await self._store.mark_sending(reveal.share_id, height=head.height, endpoint=endpoint.name):
                 return
@@ -150,12 +152,21 @@ class Broadcaster:
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
+            if outcome.left and outcome.verdict is not Verdict.ACCEPTED:
+                self._ended[reveal.share_id] = self._clock.monotonic()
             if outcome.verdict in AT_NEXT_BLOCK:
                 self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
             if outcome.left:
                 await self._answered(reveal, message, outcome, endpoint)
                 return
             self._endpoints.rest(endpoint, outcome.log)
+
+    def _at_new_height(self, reveal: SentReveal) -> bool:
+        """Whether the chain has certainly moved on since the last send: it may have been a block ahead of what we knew
+        of it then.
+        """
+        answered = self._ended.get(reveal.share_id)
+        return answered is None or self._endpoints.made_since(answered)
 
     def _candidates(self, reveal: SentReveal) -> list[Endpoint]:
         """Fresh endpoints: last those that refused this message, before them the one that had it last, and those that

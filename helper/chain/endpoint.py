@@ -4,6 +4,7 @@ failover.py.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from helper.chain.client import ChainClient
@@ -41,6 +42,8 @@ class Health:
         highest: the greatest height it ever showed; a node below its own past was reset or lies.
         offset: our clock minus the block's time, when this head was first seen. Seconds.
         syncing: it says that it is catching up.
+        probed_at: monotonic time at which its last good probe began.
+        before_head: monotonic time at which it did not have its newest block yet, minus infinity where none is known.
         error: what went wrong when it was last probed, None when nothing did.
         rest_until: monotonic time before which it is not asked anything (but probed).
         rest_reason: why it rests.
@@ -52,16 +55,20 @@ class Health:
     highest: int = 0
     offset: float | None = None
     syncing: bool = False
+    probed_at: float = -math.inf
+    before_head: float = -math.inf
     error: str | None = "not asked yet"
     rest_until: float = 0.0
     rest_reason: str = ""
     failures: int = 0
     told: str | None = "not asked yet"
 
-    def saw(self, head: BlockHead, *, syncing: bool, now: float) -> None:
-        """Take in a good probe."""
+    def saw(self, head: BlockHead, *, syncing: bool, now: float, began: float) -> None:
+        """Take in a good probe that began at a monotonic time."""
         if self.head is None or head.height != self.head.height:
             self.offset = now - head.time
+            self.before_head = self.probed_at
+        self.probed_at = began
         self.head = head
         self.syncing = syncing
         self.error = None

@@ -114,8 +114,16 @@ class Endpoints:
     @property
     def head(self) -> BlockHead | None:
         """The newest block that a fresh endpoint showed."""
-        heads = [endpoint.health.head for endpoint in self.fresh if endpoint.health.head is not None]
-        return max(heads, key=lambda head: head.height, default=None)
+        newest = max(self.fresh, key=lambda endpoint: endpoint.height, default=None)
+        return newest.health.head if newest is not None else None
+
+    def made_since(self, monotonic: float) -> bool:
+        """Whether the newest block was certainly made after this time: its node was asked later, and did not have it.
+
+        The height that we know of a node may lag behind its own by the interval of our probes.
+        """
+        newest = max(self.fresh, key=lambda endpoint: endpoint.height, default=None)
+        return newest is not None and newest.health.before_head >= monotonic
 
     @property
     def clock_skew(self) -> float | None:
@@ -240,12 +248,13 @@ class Endpoints:
                 group.start_soon(self._probe_one, endpoint.rpc_health, endpoint.rpc.status)
 
     async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool]]]) -> None:
+        began = self.clock.monotonic()
         try:
             head, syncing = await ask()
         except ChainError as error:
             health.error = str(error)
         else:
-            health.saw(head, syncing=syncing, now=self.clock.now())
+            health.saw(head, syncing=syncing, now=self.clock.now(), began=began)
 
     def _settle(self) -> None:
         """After a probe: learn the chain's id if it is open, log what changed, wake who waits."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.campaign.base import Findings
 from tests.support.devnet import Chain
+from tests.support.harness import Helper
 
 BROADCAST = "reveal-share"
 
@@ -100,3 +101,15 @@ async def once_a_height(findings: Findings, chain: Chain, ledger: Ledger) -> Non
     """At most one broadcast a share and block height, by the height that the node had when it came."""
     times = Counter((entry["nullifier"], entry["height"]) for entry in await broadcasts(chain, ledger))
     findings.at_most("broadcasts of a share at one height", max(times.values(), default=0), 1)
+
+
+async def unharmed(findings: Findings, helper: Helper) -> None:
+    """Nothing was charged to a share, given up, closed or purged, by a helper's own word since its start and by its
+    file.
+    """
+    counts = await helper.counts()
+    findings.exactly("attempts spent", counts.get("failures", 0), 0)
+    findings.exactly("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
+    findings.exactly("shares set aside", helper.rows("SELECT count(*) FROM damaged")[0][0], 0)
+    closed = helper.rows("SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL")[0][0]
+    findings.exactly("rounds closed", closed, 0)

@@ -1,10 +1,11 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that stands still until a test moves it, and one that hurries."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import itertools
+import time
 
 
 class FakeClock:
@@ -43,3 +44,23 @@ class FakeClock:
     def jump(self, seconds: float) -> None:
         """Set the wall clock, as an administrator or NTP does; nobody wakes."""
         self._now += seconds
+
+
+class ScaledClock:
+    """The machine's time, going `scale` times as fast since `origin` (unix seconds); the dev chain has the same one."""
+
+    def __init__(self, scale: float, origin: float) -> None:
+        self.scale = scale
+        self.origin = origin
+
+    def now(self) -> float:
+        """Wall time."""
+        return self.origin + (time.time() - self.origin) * self.scale
+
+    def monotonic(self) -> float:
+        """Time since an arbitrary start."""
+        return time.monotonic() * self.scale
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(max(0.0, seconds) / self.scale)

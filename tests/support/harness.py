@@ -184,11 +184,14 @@ async def helping(
     *,
     program: Sequence[str] = STAND_IN,
     nodes: int = 1,
+    env: Mapping[str, str] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Helper]:
-    """A helper that is ready, for the first so many nodes of a chain; killed at the end."""
+    """A helper that is ready, for the first so many nodes of a chain, with `env` beside the environment; killed at the
+    end.
+    """
     helper = Helper(folder, http, chain, program=program, nodes=nodes, **sections)
-    await helper.start()
+    await helper.start(**(env or {}))
     try:
         await helper.ready()
         yield helper

@@ -166,7 +166,11 @@ class Line:
         self.height += blocks
         now = self.clock.now()
         for endpoint in self.endpoints.all:
-            endpoint.health.saw(BlockHead(CHAIN, self.height, now if time is None else time), syncing=False, now=now)
+            head, began = endpoint.health.head, self.clock.monotonic()
+            if head is not None:  # it was asked before the block was there
+                endpoint.health.saw(head, syncing=False, now=now, began=began)
+            new = BlockHead(CHAIN, self.height, now if time is None else time)
+            endpoint.health.saw(new, syncing=False, now=now, began=began)
 
     async def next_block(self) -> None:
         """A block comes and is processed, without any share of ours in it."""

@@ -24,6 +24,7 @@ from helper.config import load
 from helper.prover.pool import ProverPool
 from helper.store.sqlite import SqliteStore
 from helper.telemetry.log import configure
+from tests.support.clock import ScaledClock
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
 OWNERS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
@@ -64,6 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path)
     parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--time-scale", type=float, default=1.0)
+    parser.add_argument("--time-origin", type=float, default=0.0)
     options = parser.parse_args()
     config = load(options.config, {}, {})
     configure(config.log.level, config.log.format)
@@ -75,7 +78,8 @@ def main() -> None:
         partial.write_text(json.dumps({"url": url, "socket": str(config.socket_path)}))
         partial.replace(options.ready_file)
 
-    uvloop.run(run_service(Service(config, prover_command=COMMAND), started=started))
+    clock = ScaledClock(options.time_scale, options.time_origin) if options.time_scale != 1 else None
+    uvloop.run(run_service(Service(config, clock=clock, prover_command=COMMAND), started=started))
 
 
 if __name__ == "__main__":

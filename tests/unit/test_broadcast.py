@@ -14,12 +14,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.message import RevealMessage
+from helper.chain.models import BlockHead
 from helper.circuits import CircuitChoice
 from helper.share import ShareState
 from tests.support.edges import (
     ACCEPTS,
     ANCHOR,
     BAD_PROOF,
+    CHAIN,
     FIRST,
     SECOND,
     START,
@@ -75,6 +77,22 @@ async def test_at_most_one_send_a_height_whoever_asks_for_it(line: Line) -> None
     line.block()
     await line.broadcaster.send(share)
     assert len(line.nodes.posts) == 1
+
+
+async def test_a_block_that_may_have_been_there_at_the_last_send_is_no_reason_to_send_again(line: Line) -> None:
+    share = await line.prepared()
+    line.all_nodes(says(502, error="lost"))
+    line.clock.advance(1)
+    await line.broadcaster.send(share)
+    line.clock.advance(1)
+    line.height += 1
+    for endpoint in line.endpoints.all:  # the first look since: the block may be from before the send
+        head = BlockHead(CHAIN, line.height, line.clock.now())
+        endpoint.health.saw(head, syncing=False, now=line.clock.now(), began=line.clock.monotonic())
+    await line.broadcaster.reconcile(line.height)
+    assert len(line.nodes.posts) == 1
+    await line.next_block()
+    assert len(line.nodes.posts) == 2
 
 
 async def test_a_refused_connection_goes_on_to_the_next_endpoint_at_once(line: Line) -> None:
