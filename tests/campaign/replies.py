@@ -1,13 +1,13 @@
 """Lost replies: a node takes a reveal and the answer never comes, or says that it lost its consensus; or it lies.
 
-How it hurts. Two nodes. Of the broadcasts, 20 % are acted on and the connection then cut, 20 % are answered 502 (half of
-them after they were acted on), 10 % are accepted and never get into a block, and 10 % are included and fail because
+How it hurts. Two nodes. Of the broadcasts, 20 % are acted on and the connection then cut, 20 % are answered 502 (half
+of them after they were acted on), 10 % are accepted and never get into a block, and 10 % are included and fail because
 another helper's reveal of the same share went first. One of the nodes does not know the newest root that proofs are
 made against. Meanwhile shares come due, votes are cast (so that roots change), and a wallet polls share-status.
 
 What must hold. No share is lost, early or counted twice; a wallet is told "confirmed" only of nullifiers that are
-counted on the chain at that moment, and in the end of all; no share is sent twice while the chain stands at one height; none
-of it costs an attempt.
+counted on the chain at that moment, and in the end of all; no share is sent twice while the chain stands at one height;
+none of it costs an attempt.
 
 Planted: `Broadcaster._at_new_height` answers True always, so that the height that was last seen of a node is taken for
 the height that it has. Found: "broadcasts of a share at one height: 2 (≤ 1)". It was no plant but the state of the
@@ -33,7 +33,13 @@ from tests.support.harness import Helper, helping
 REVEALS = ["reveal-share"]
 # The dice are thrown one after another, in this order; what strikes first decides. So 10 % + 10 % are 502 and 20 % are
 # dropped of all, and of what is acted on 10 % is never included and 10 % is beaten.
-LOST = {"status_502": 0.1, "status_502_after": 1 / 9, "drop_reply": 1 / 4, "never_include": 0.1, "include_failed": 1 / 9}
+LOST = {
+    "status_502": 0.1,
+    "status_502_after": 1 / 9,
+    "drop_reply": 1 / 4,
+    "never_include": 0.1,
+    "include_failed": 1 / 9,
+}
 
 
 @dataclass
