@@ -1,27 +1,20 @@
 """What wallets send and what they are answered: JSON on one side, `Share` on the other. Pure.
 
-`parse_share` looks at shape only: types, lengths, ranges, spelling. Whether 32 bytes are a canonical field
-element or a point on the curve is asked together with the hashes (`intake`): native code, off the event loop.
-
-Choices where JSON and base64 leave some:
-
-- base64 is the standard alphabet with its padding and nothing else, not even line breaks, and one spelling
-  for one value (the unused bits of the last character are zero). Real wallets write exactly this.
-- integers are JSON integers: no `1.0`, no `1e3`, no strings, no booleans.
-- `null` for `submit_at` or `enc_share.share_index` means that it is absent. Every other field is required.
-- names are matched exactly; of a repeated name the last one counts; unknown names are ignored.
-- no message repeats a value that was sent: a witness field must not come back in an error or reach a log.
+`parse_share` looks at shape only: types, lengths, ranges, spelling (`helper.fields` says which). Whether 32 bytes are
+a canonical field element or a point on the curve is asked together with the hashes (`intake`): native code, off the
+event loop.
 """
 
 from __future__ import annotations
 
-import binascii
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
+from typing_extensions import TypedDict
 
+from helper.fields import Base64, Hex, Record, Several, Whole, WireError
 from helper.share import MAX_TREE_POSITION, SHARE_COUNT, Share, ShareState
 
 MAX_BODY: Final = 1 << 20
@@ -32,44 +25,88 @@ MAX_TIME: Final = 2**63 - 1
 BODY: Final = "body"
 """The field's name in errors that are about the whole body."""
 
-_FIELD_BYTES: Final = 32
-_BASE64_32: Final = re.compile(r"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=")
-_HEX_32: Final = re.compile(r"[0-9a-fA-F]{64}")
-_LOWER_HEX_32: Final = re.compile(r"[0-9a-f]{64}")
-_MISSING: Final = object()
+ENCRYPTED_SHARE: Final = Record(
+    "The share, encrypted with ElGamal over Pallas.",
+    {
+        "share_index": Whole("Which of the vote's shares this is.", 0, SHARE_COUNT - 1, default=0),
+        "c1": Base64("A compressed Pallas point, not the identity."),
+        "c2": Base64("A compressed Pallas point, not the identity."),
+    },
+)
+SHARE: Final = Record(
+    "One share of a vote. Unknown fields are ignored.",
+    {
+        "enc_share": ENCRYPTED_SHARE,
+        "vote_round_id": Hex("The voting round: a canonical Pallas base field element.", any_case=True),
+        "proposal_id": Whole("A proposal of the round.", 1, MAX_PROPOSAL_ID),
+        "vote_decision": Whole("The index of one of the proposal's options.", 0, MAX_DECISION),
+        "tree_position": Whole(
+            "The index of the vote commitment's leaf in the round's commitment tree.", 0, MAX_TREE_POSITION
+        ),
+        "submit_at": Whole(
+            "The unix second at which the share is to be revealed; 0, a time in the past or no time is at once. "
+            "At most the round's vote_end_time.",
+            0,
+            MAX_TIME,
+            default=0,
+        ),
+        "shares_hash": Base64("Poseidon hash of share_comms: a canonical Pallas base field element."),
+        "share_comms": Several(
+            "The commitments to the vote's shares.", SHARE_COUNT, Base64("A canonical Pallas base field element.")
+        ),
+        "primary_blind": Base64("The blind of this share's commitment: a canonical Pallas base field element."),
+    },
+)
+"""What a wallet posts, field by field, in the order in which they are looked at."""
+PATH_HEX: Final = Hex("32 bytes, little-endian, in lower-case hex.")
 
 _SEARCHED: Final = 16_384
 """How far into a body that is not JSON the broken field is looked for: three times a real payload."""
 _PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
-_NAMES: Final = frozenset(
-    {
-        "shares_hash",
-        "proposal_id",
-        "vote_decision",
-        "enc_share",
-        "tree_position",
-        "vote_round_id",
-        "share_comms",
-        "primary_blind",
-        "submit_at",
-        "all_enc_shares",
-    }
-)
-_INNER: Final = frozenset({"c1", "c2", "share_index"})
+_NAMES: Final = frozenset({*SHARE.fields, "all_enc_shares"})
+_INNER: Final = frozenset(ENCRYPTED_SHARE.fields)
 
 
-class WireError(Exception):
-    """A body is not a share.
+class ErrorAnswer(TypedDict):
+    """The one shape of every error."""
 
-    Attributes:
-        field: what is wrong, as the wallet names it (`enc_share.c1`, `share_comms[3]`), or `body`.
-        message: what is wrong with it, without its value.
-    """
+    status: Literal["error"]
+    error: str
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+
+class TakenAnswer(TypedDict):
+    """What became of a posted share: it is on disk now, or was known already."""
+
+    status: Literal["queued", "duplicate"]
+
+
+class ShareStatusAnswer(TypedDict):
+    """Whether a nullifier is committed on chain; everything else is pending, also what was never seen."""
+
+    status: Literal["pending", "confirmed"]
+
+
+class TreeAnswer(TypedDict):
+    """The commitment tree of the newest active round, zeros if there is none."""
+
+    leaf_count: int
+    anchor_height: int
+
+
+class StatusAnswer(TypedDict):
+    """That this helper works, and how far its tree of the newest active round is; wallets ask this first."""
+
+    status: Literal["ok"]
+    tree: TreeAnswer
+
+
+class RoundCounts(TypedDict):
+    """How many shares of a round there are and how they stand; `pending` may all still be revealed."""
+
+    total: int
+    pending: int
+    submitted: int
+    failed: int
 
 
 def parse_share(body: bytes) -> Share:
@@ -79,24 +116,24 @@ def parse_share(body: bytes) -> Share:
         body: the request's body, UTF-8 JSON.
 
     Raises:
-        WireError: for whatever is not as the module's docstring says, naming the first field that is not.
+        WireError: for whatever is not as `SHARE` says, naming the first field that is not.
     """
     if len(body) > MAX_BODY:
         raise WireError(BODY, f"is larger than {MAX_BODY} bytes")
-    payload = _load(body)
-    encrypted = _object(payload, "enc_share")
+    read = SHARE.read("", _load(body))
+    encrypted = read["enc_share"]
     return Share(
-        round_id=_round_id(payload),
-        share_index=_integer(encrypted, "share_index", 0, SHARE_COUNT - 1, default=0, inside="enc_share."),
-        proposal_id=_integer(payload, "proposal_id", 1, MAX_PROPOSAL_ID),
-        vote_decision=_integer(payload, "vote_decision", 0, MAX_DECISION),
-        tree_position=_integer(payload, "tree_position", 0, MAX_TREE_POSITION),
-        submit_at=_integer(payload, "submit_at", 0, MAX_TIME, default=0),
-        shares_hash=_bytes32("shares_hash", _required(payload, "shares_hash")),
-        share_comms=_commitments(payload),
-        primary_blind=_bytes32("primary_blind", _required(payload, "primary_blind")),
-        c1=_bytes32("enc_share.c1", _required(encrypted, "c1", inside="enc_share.")),
-        c2=_bytes32("enc_share.c2", _required(encrypted, "c2", inside="enc_share.")),
+        round_id=read["vote_round_id"],
+        share_index=encrypted["share_index"],
+        proposal_id=read["proposal_id"],
+        vote_decision=read["vote_decision"],
+        tree_position=read["tree_position"],
+        submit_at=read["submit_at"],
+        shares_hash=read["shares_hash"],
+        share_comms=read["share_comms"],
+        primary_blind=read["primary_blind"],
+        c1=encrypted["c1"],
+        c2=encrypted["c2"],
     )
 
 
@@ -106,29 +143,32 @@ def parse_hex32(field: str, text: str) -> bytes:
     Raises:
         WireError: when it is anything else, also for upper case.
     """
-    if _LOWER_HEX_32.fullmatch(text) is None:
-        raise WireError(field, "must be 64 lower-case hex characters")
-    return bytes.fromhex(text)
+    return PATH_HEX.read(field, text)
 
 
-def error_answer(message: str) -> dict[str, Any]:
-    """The one shape of every error."""
+def error_answer(message: str) -> ErrorAnswer:
+    """An error in its one shape."""
     return {"status": "error", "error": message}
 
 
-def status_answer(leaf_count: int, anchor_height: int) -> dict[str, Any]:
-    """That this helper works, and how far its tree of the newest active round is; wallets ask this first."""
+def taken_answer(*, known: bool) -> TakenAnswer:
+    """That a share was taken, now or before."""
+    return {"status": "duplicate" if known else "queued"}
+
+
+def status_answer(leaf_count: int, anchor_height: int) -> StatusAnswer:
+    """That this helper works, with the newest active round's tree."""
     return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": anchor_height}}
 
 
-def share_status_answer(*, confirmed: bool) -> dict[str, Any]:
-    """Whether a nullifier is committed on chain; everything else is pending, also what was never seen."""
+def share_status_answer(*, confirmed: bool) -> ShareStatusAnswer:
+    """Whether a nullifier is committed on chain."""
     return {"status": "confirmed" if confirmed else "pending"}
 
 
-def queue_status_answer(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, Any]:
-    """Per round (hex) how many shares there are and how they stand; `pending` may all still be revealed."""
-    answer: dict[str, Any] = {}
+def queue_status_answer(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, RoundCounts]:
+    """The counts of each round, by its id in hex."""
+    answer: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():
         submitted = states.get(ShareState.SUBMITTED, 0)
         failed = states.get(ShareState.FAILED, 0)
@@ -187,73 +227,3 @@ def _field_at(text: str) -> str:
     if name == "enc_share" and inner in _INNER:
         return f"{name}.{inner}"
     return name
-
-
-def _required(record: Mapping[str, Any], name: str, inside: str = "") -> Any:
-    value = record.get(name, _MISSING)
-    if value is _MISSING or value is None:
-        raise WireError(inside + name, "is missing")
-    return value
-
-
-def _object(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = _required(record, name)
-    if not isinstance(value, dict):
-        raise WireError(name, "must be an object")
-    return value
-
-
-def _integer(
-    record: Mapping[str, Any],
-    name: str,
-    least: int,
-    most: int,
-    *,
-    default: int | None = None,
-    inside: str = "",
-) -> int:
-    value = record.get(name)
-    if value is None and default is not None:
-        return default
-    value = _required(record, name, inside)
-    if type(value) is not int:  # a bool is an int to isinstance
-        # beyond 64 bits the JSON parser has only a float left, which is out of range anyway
-        raise WireError(inside + name, f"must be an integer from {least} to {most}")
-    if not least <= value <= most:
-        raise WireError(inside + name, f"must be from {least} to {most}")
-    return value
-
-
-def _round_id(payload: Mapping[str, Any]) -> bytes:
-    value = _required(payload, "vote_round_id")
-    if not isinstance(value, str) or _HEX_32.fullmatch(value) is None:
-        raise WireError("vote_round_id", "must be a string of 64 hex characters")
-    return bytes.fromhex(value)
-
-
-def _commitments(payload: Mapping[str, Any]) -> bytes:
-    values = _required(payload, "share_comms")
-    if not isinstance(values, list):
-        raise WireError("share_comms", f"must be a list of {SHARE_COUNT}")
-    if len(values) != SHARE_COUNT:
-        raise WireError("share_comms", f"must have {SHARE_COUNT} entries, not {len(values)}")
-    return b"".join(_bytes32(f"share_comms[{index}]", value) for index, value in enumerate(values))
-
-
-def _bytes32(field: str, value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise WireError(field, f"must be a string, base64 of {_FIELD_BYTES} bytes")
-    if _BASE64_32.fullmatch(value) is None:
-        raise WireError(field, _what_is_wrong(value))
-    return binascii.a2b_base64(value)
-
-
-def _what_is_wrong(value: str) -> str:
-    """Why a text is not the base64 of 32 bytes: its length, or its spelling."""
-    try:
-        length = len(binascii.a2b_base64(value.encode("ascii"), strict_mode=True))
-    except (binascii.Error, UnicodeEncodeError):
-        length = _FIELD_BYTES
-    if length == _FIELD_BYTES:
-        return f"must be standard base64 with padding, of {_FIELD_BYTES} bytes"
-    return f"must be {_FIELD_BYTES} bytes, not {length}"

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from helper.api.body import BodyReader
 from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
 from helper.api.limits import Limited, RefusalLimits
+from helper.api.openapi import document_route
 from helper.api.wallet import WalletView, wallet_routes
 
 
@@ -33,10 +34,24 @@ def make_app(
         limits: how much each client may have refused; None for no end of it.
         more: routes of other parts of the product, matched after the wallets'.
     """
-    routes = wallet_routes(
-        view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies or BodyReader()
+    return wrapped(
+        wallet_app_routes(
+            view,
+            api_token=api_token,
+            expose_queue_status=expose_queue_status,
+            bodies=bodies or BodyReader(),
+            more=more,
+        ),
+        limits,
     )
-    return wrapped([*routes, *more], limits)
+
+
+def wallet_app_routes(
+    view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader, more: Sequence[BaseRoute]
+) -> list[BaseRoute]:
+    """Its routes, in the order in which they are matched; one of them describes them all."""
+    wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies)
+    return [*wallets, document_route([*wallets, *more], token=bool(api_token)), *more]
 
 
 def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimits | None = None) -> ASGIApp:

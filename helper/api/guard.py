@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helper.errors import ShareRefused
-from helper.wire import WireError, error_answer
+from helper.fields import WireError
+from helper.wire import error_answer
 
 log = structlog.get_logger("helper.api")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from helper import wire
 from helper.api.body import BodyReader
 from helper.api.guard import TOKEN_HEADER, JsonResponse, error_response, token_matches
+from helper.api.openapi import ApiRoute, Handler, Operation
 from helper.chain.models import Round
 from helper.share import Share, ShareState
 from helper.store.base import Enqueued
@@ -92,16 +92,31 @@ class WalletView:
     paused: Callable[[], str | None] = lambda: None
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+TAKE: Final = Operation(
+    "Take one share; 200 means that it is on disk and will be revealed at its time.",
+    wire.TakenAnswer,
+    body=wire.SHARE,
+    refusals=(413,),
+    guarded=True,
+)
+SHARE_STATUS: Final = Operation(
+    "Whether a share is counted on chain.",
+    wire.ShareStatusAnswer,
+    path={"round_id": wire.PATH_HEX, "nullifier": wire.PATH_HEX},
+    refusals=(404,),
+    guarded=True,
+)
+STATUS: Final = Operation("Whether this helper works.", wire.StatusAnswer)
+QUEUE_STATUS: Final = Operation("The counts of every round.", dict[str, wire.RoundCounts], guarded=True)
 
 
-def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[Route]:
+def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[ApiRoute]:
     """The routes, with a token where one is set (empty: none)."""
 
     async def take(request: Request) -> Response:
         share = wire.parse_share(await bodies.read(request))
         outcome = await view.intake.accept(share)
-        return JsonResponse({"status": outcome.value})
+        return JsonResponse(wire.taken_answer(known=outcome is Enqueued.DUPLICATE))
 
     async def share_status(request: Request) -> Response:
         round_id = wire.parse_hex32("round_id", request.path_params["round_id"])
@@ -124,12 +139,12 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
     share_path = "/share-status/{round_id}/{nullifier}"
     routes = [
-        Route(f"{PREFIX}/shares", guarded(take), methods=["POST"]),
-        Route(f"{PREFIX}{share_path}", guarded(share_status), methods=["GET"]),
-        Route(f"{PREFIX}/status", status, methods=["GET"]),
+        ApiRoute(f"{PREFIX}/shares", guarded(take), "POST", TAKE),
+        ApiRoute(f"{PREFIX}{share_path}", guarded(share_status), "GET", SHARE_STATUS),
+        ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
     ]
     if expose_queue_status:
-        routes.append(Route(f"{PREFIX}/queue-status", guarded(queue_status), methods=["GET"]))
+        routes.append(ApiRoute(f"{PREFIX}/queue-status", guarded(queue_status), "GET", QUEUE_STATUS))
     return routes
 
 
@@ -146,7 +161,7 @@ def with_token(handler: Handler, token: str) -> Handler:
     return checked
 
 
-def _status_of(view: WalletView) -> dict[str, object]:
+def _status_of(view: WalletView) -> wire.StatusAnswer:
     """The status with the tree of the newest active round; zeros when there is none."""
     newest = max(view.rounds.active(), key=lambda r: r.created_at_height, default=None)
     if newest is None:

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helper import wire
+from helper.fields import WireError
 from helper.share import Share, ShareState
-from helper.wire import WireError, parse_hex32, parse_share, queue_status_answer
+from helper.wire import parse_hex32, parse_share, queue_status_answer
 from tests.unit.intake_parts import PAYLOADS, ROUND_ID, body, payload
 
 REQUIRED = (

@@ -35,7 +35,7 @@ class Wallets:
             wake=lambda: None,
             paused=lambda: self.pause,
         )
-        view = WalletView(
+        self.view = WalletView(
             intake=intake,
             store=self.store,
             rounds=self.chain,
@@ -43,7 +43,7 @@ class Wallets:
             ready=lambda: self.ready,
             paused=lambda: self.pause,
         )
-        self.app = make_app(view, **settings)
+        self.app = make_app(self.view, **settings)
 
     def client(self) -> httpx.AsyncClient:
         """A client of this application."""

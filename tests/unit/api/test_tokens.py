@@ -1,0 +1,61 @@
+"""Tokens are compared in constant time: by `hmac.compare_digest`, always, and by nothing beside it."""
+
+from __future__ import annotations
+
+import hmac
+
+import httpx
+import pytest
+
+from helper.api import guard
+from tests.unit.api.wallet_parts import Wallets
+from tests.unit.intake_parts import body
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a token of some length"
+
+
+class Comparison:
+    """Stands in for `hmac.compare_digest`: notes what it is given, and says what it is told to."""
+
+    def __init__(self, verdict: bool) -> None:
+        self.verdict = verdict
+        self.given: list[tuple[bytes, bytes]] = []
+
+    def __call__(self, one: bytes, other: bytes) -> bool:
+        self.given.append((one, other))
+        return self.verdict
+
+
+GIVEN = [None, "", "a", TOKEN[:-1], TOKEN + "x", TOKEN, "x" * 10_000, "ÿ"]
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("given", GIVEN)
+async def test_every_guarded_route_asks_it_and_goes_by_it_alone(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
+) -> None:
+    comparison = Comparison(verdict)
+    monkeypatch.setattr(hmac, "compare_digest", comparison)
+    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode("latin-1")})
+    asked = 0
+    async with wallets.client() as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        for path, operations in paths.items():
+            for method, operation in operations.items():
+                url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
+                answer = await client.request(method, url, content=body(), headers=headers)
+                if "security" in operation:
+                    asked += 1
+                    assert answer.status_code == (200 if verdict else 401)
+                else:
+                    assert answer.status_code == 200
+    assert asked == 3
+    assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
+
+
+def test_only_the_whole_token_matches() -> None:
+    assert guard.token_matches(TOKEN, TOKEN)
+    assert not any(guard.token_matches(given, TOKEN) for given in GIVEN if given != TOKEN)
