@@ -1,8 +1,8 @@
 """The log of every request to the chain, on every node and both ports: what a curious node would know.
 
-`time` is when a request came (unix seconds by the dev chain's machine), `ms` how long it took, `height` the newest block
-that the node had then. The control routes under `/devnet/` are not in it. Tests read from it that a helper asked nothing
-too early.
+`time` is when a request came (unix seconds by the dev chain's machine), `ms` how long it took, `height` the newest
+block that the node had then. The control routes under `/devnet/` are not in it. Tests read from it that a helper asked
+nothing too early.
 """
 
 from __future__ import annotations

@@ -1,0 +1,158 @@
+"""Outage: the chain is away for six hours, and comes back.
+
+How it hurts. Time goes 120 times as fast (240 in the short form), for the chain and for the helper alike. While shares
+come due one after another, the helper's only node is away for six hours (30 minutes in the short form): half of that
+time its ports refuse every connection, the other half it answers 503 or 502 to everything, at its end only to reveals:
+the helper then takes it for well, and proves and sends in vain. Wallets go on posting.
+
+What must hold. Nothing is lost, early or counted twice. Not one attempt is spent, no share fails, no round is closed.
+Wallets are told 503 while it lasts, and what they post again and again is taken in the end. Once the node is back, the
+first reveal comes within ten minutes by the chain's clock (five or two and a half real seconds), and what fell due
+meanwhile is drained as fast as the provers go: at half of their full speed at least.
+
+Planted: a lost reply and a 503 to a reveal cost an attempt (two lines more in `helper.chain.outcome._COST`). Found:
+"attempts spent: 23 (= 0)".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from devnet.ballot import Ballot
+from tests.campaign import witness
+from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.crowd import Crowd
+from tests.support.clock import ScaledClock
+from tests.support.devnet import Chain
+from tests.support.door import Door, doors
+from tests.support.harness import STAND_IN, Helper, helping
+
+BLOCK_SECONDS = 0.3
+PROVERS = 2
+PROOF_SECONDS = 0.1
+FULL_SPEED = PROVERS / PROOF_SECONDS
+"""Proofs a (real) second."""
+
+
+@dataclass
+class Scene:
+    """What takes part. `chain` is seen through a node that stays; `ports` are the helper's ways to the other."""
+
+    setting: Setting
+    clock: ScaledClock
+    chain: Chain
+    helper: Helper
+    ports: list[Door]
+    crowd: Crowd
+    refusals: int = 0
+
+
+async def run(setting: Setting) -> Findings:
+    """Hurt it, and judge."""
+    findings = Findings()
+    clock = ScaledClock(setting.scale(120.0, 240.0), float(int(time.time())))
+    flags = ("--time-scale", str(clock.scale), "--time-origin", str(clock.origin))
+    chain_flags = ("--block-seconds", str(BLOCK_SECONDS), "--extra-nodes", "1", "--stand-in-proofs")
+    async with httpx.AsyncClient(timeout=30) as http:
+        chain = Chain(setting.folder, http, *chain_flags, *flags)
+        await chain.start()
+        try:
+            node = chain.nodes[0]
+            async with doors(node["rest"], node["rpc"]) as ports:
+                sections: dict[str, Any] = {
+                    "helper": {"max_concurrent_proofs": PROVERS},
+                    "chain": {
+                        "endpoints": [ports[0].url],
+                        "rpc": [ports[1].url],
+                        "poll_seconds": 0.1 * clock.scale,
+                        "stale_seconds": 600,
+                    },
+                }
+                program, env = (*STAND_IN, *flags), {"STANDIN_SECONDS": str(PROOF_SECONDS)}
+                async with helping(setting.folder, http, chain, program=program, env=env, **sections) as helper:
+                    there = chain.by_node(1)
+                    crowd = Crowd(there, lambda: [helper.url], setting.dice("votes"))
+                    await _play(findings, Scene(setting, clock, there, helper, ports, crowd))
+        finally:
+            await chain.kill()
+    return findings
+
+
+async def _play(findings: Findings, scene: Scene) -> None:
+    votes, hours = scene.setting.scale((60, 6.0), (4, 0.5))
+    clock, chain, ledger, dice = scene.clock, scene.chain, scene.crowd.ledger, scene.setting.dice("times")
+    round_id = await chain.open_round(7 * 24 * 3600)
+    cast = await scene.crowd.vote(round_id, votes + 1)
+    await scene.helper.knows_leaf(round_id, max(position for _, position in cast))
+    begin, seconds = clock.now() + clock.scale, hours * 3600
+    await scene.crowd.post(cast[:votes], lambda: int(begin + dice.uniform(0, 1.1 * seconds)), posters=32)
+    await clock.sleep(begin + 0.05 * seconds - clock.now())
+    posting = await _away(scene, seconds, cast[votes:])
+    back = clock.now()
+    await chain.mend(node=0)
+    drained = await witness.drained(chain, ledger, 60 + 2 * len(ledger.posted) / FULL_SPEED)
+    await posting
+    drained = drained and await witness.drained(chain, ledger, 60)
+    await witness.judge(findings, chain, ledger)
+    await witness.unharmed(findings, scene.helper)
+    findings.exactly("drained", str(drained), "True")
+    findings.at_least("times that wallets were told 503", scene.refusals, 1)
+    findings.exactly("posted and not acknowledged", len(ledger.posted.keys() - ledger.acknowledged.keys()), 0)
+    findings.figure("hours away", hours)
+    sent = await witness.broadcasts(chain, ledger)
+    findings.at_least("reveals sent in vain", sum(bool(entry["faults"]) for entry in sent), 16)
+    _speed(findings, [entry for entry in sent if entry["time"] >= back], scene, back)
+
+
+async def _away(scene: Scene, seconds: float, late: list[tuple[Ballot, int]]) -> asyncio.Task[None]:
+    """Be away for so long, while wallets post these votes: first the ports are shut, then the node is out of order, and
+    at last only for reveals.
+    """
+    clock, broken = scene.clock, {"status_503": 0.5, "status_502": 1}
+    middle, end = clock.now() + seconds / 2, clock.now() + seconds
+    for port in scene.ports:
+        await port.shut()
+    posting = asyncio.create_task(scene.crowd.post(late, lambda: 0, posters=4, patience=600))
+    while clock.now() < middle:
+        await _ask(scene)
+    await scene.chain.faults(node=0, **broken)
+    for port in scene.ports:
+        await port.open()
+    while clock.now() < end - seconds / 5:
+        await _ask(scene)
+    await scene.chain.faults(node=0, reset=True)
+    await scene.chain.faults(node=0, routes=[witness.BROADCAST], **broken)
+    while clock.now() < end:
+        await _ask(scene)
+    return posting
+
+
+async def _ask(scene: Scene) -> None:
+    """Ask whether the helper takes shares, as wallets do."""
+    answer = await scene.chain.http.get(f"{scene.helper.url}/shielded-vote/v1/status")
+    scene.refusals += answer.status_code == 503
+    await asyncio.sleep(0.2)
+
+
+def _speed(findings: Findings, sent: list[dict[str, Any]], scene: Scene, back: float) -> None:
+    """From the first reveal after the outage to the last of what had fallen due in it."""
+    posted = scene.crowd.ledger.posted
+    firsts: dict[str, float] = {}
+    for entry in sent:
+        if posted[entry["nullifier"]].submit_at <= back:
+            firsts.setdefault(entry["nullifier"], entry["time"])
+    times = sorted(firsts.values())
+    findings.at_least("shares that fell due meanwhile", len(times), 16)
+    if not times:
+        return
+    findings.at_most("seconds of the chain to the first reveal", times[0] - back, 600)
+    speed = (len(times) - 1) / max((times[-1] - times[0]) / scene.clock.scale, 0.001)
+    findings.at_least("reveals a second", speed, FULL_SPEED / 2)
+
+
+CAMPAIGN = Campaign("outage", run)
