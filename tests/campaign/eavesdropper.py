@@ -1,0 +1,228 @@
+"""The node's own log of requests and the order of its chain, read as an adversary would who runs that node.
+
+First the helper is listened to while nothing happens, then while wallets post at random moments: new shares, the same
+again, and shares whose leaf is beyond the known tree. Then votes are cast whose shares are due within some seconds,
+and many in one and the same second, while other voters' leaves give the tree a new root every two seconds.
+
+What must hold: no request names a share before its time; nothing in the requests, their sequence or their rhythm
+tells that a share came; each reveal is made against the newest root that its maker had been told of (allowed are
+`GRACE` seconds for the proof, its place behind another one and the disk: what came meanwhile is newer), so that no
+anchor tells when a share came; and the order in which shares of one second reach the chain, or count on it, has
+nothing to do with that in which wallets posted them.
+
+Planted bugs that it caught. `TreeKeeper.wait_next_sync`, in which shares beyond the known tree are held, began with a
+sync of its own (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than without, of
+any kind: 0.9375 (≤ 0.5)". `Kept.vouch` made the root before the newest the anchor: "seconds that a newer root than a
+reveal's was known: 1.9823 (≤ 1)".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
+from typing import Any
+
+from devnet import ballot
+from devnet.ballot import Ballot, BallotShare
+from devnet.naming import named_early
+from devnet.tx import Reveal, decode
+from devnet.wallet import CastShare, CastVote
+from tests.campaign import witness
+from tests.campaign.adversary import after_posts, kinds, staleness, words
+from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.crowd import Crowd
+from tests.campaign.order import chance, first_seen, rank_correlation
+from tests.campaign.witness import Ledger
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, running, soon
+from tests.support.secrets import BEYOND_HEIGHTS, needles
+
+Votes = Sequence[tuple[Ballot, int]]
+
+FAR_AHEAD = 2000
+"""Seconds until the shares are due that are only posted."""
+WINDOW = 0.1
+"""Seconds after a POST in which a request would be put down to it."""
+GRACE = 1.0
+ROOT_EVERY = 2.0
+"""Seconds between two roots: more than `GRACE`, so that most reveals have no newer one to be excused by."""
+USUAL = {
+    ("rest", "blocks", "syncing"),
+    ("rest", "blocks", "syncing", "rounds", "tree-latest"),
+    ("rpc", "status"),
+    ("rpc", "status", "block_results"),
+}
+"""What a helper asks at each look at a node. On a machine that stumbles, two looks may run into each other."""
+BLOCK = 0.3
+
+
+async def run(setting: Setting) -> Findings:
+    """Listen, then read."""
+    findings = Findings()
+    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN) as (chain, helper):
+        round_id = await chain.open_round()
+        await chain.delegate(round_id, BEYOND_HEIGHTS)
+        posters, voters = (Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("posters", "voters"))
+        posted = await posters.vote(round_id, setting.scale(24, 4))
+        await helper.knows_leaf(round_id, max(position for _, position in posted))
+        await _listen(findings, setting, chain, helper, posted)
+        revealed = await _reveal(setting, chain, helper, voters, round_id)
+        log = await chain.requests()
+        await witness.judge(findings, chain, voters.ledger)
+        await _anchors(findings, chain, round_id, log)
+        await _orders(findings, setting, chain, voters.ledger, log)
+        votes = [*_as_cast(posted, None), *_as_cast(revealed, voters.ledger)]
+        named = named_early(log, needles(votes, await chain.hashes(round_id)))
+        findings.exactly("requests that name a share before its time", len(named), 0)
+    return findings
+
+
+# ---------------------------------------------------------------------- arrivals
+
+
+async def _listen(findings: Findings, setting: Setting, chain: Chain, helper: Helper, posted: Votes) -> None:
+    """A quiet span, and one as long in which wallets post."""
+    blocks = setting.scale(160, 16)
+    quiet, _ = await _span(chain, blocks, asyncio.sleep(0, list[float]()))
+    arrivals = _arrivals(helper, posted, setting.dice("moments"), blocks * BLOCK)
+    busy, posts = await _span(chain, blocks, arrivals)
+    spans = [kinds(span) for span in (quiet, busy)]
+    more = {kind: abs(spans[1][kind] - spans[0][kind]) / blocks for kind in spans[0] | spans[1]}
+    looks = [words(span) for span in (quiet, busy)]
+    near = after_posts([entry["time"] for entry in busy], posts, busy[0]["time"], busy[-1]["time"], WINDOW)
+    findings.figure("POSTs overheard", len(posts))
+    findings.figure("requests in a quiet span and in one of POSTs", f"{len(quiet)} and {len(busy)}")
+    findings.at_most("requests more or fewer a block with POSTs than without, of any kind", max(more.values()), 0.5)
+    for what, seen in zip(("quiet", "with POSTs"), looks, strict=True):
+        odd = sum(number for word, number in seen.items() if word not in USUAL)
+        findings.at_most(f"looks at the node of another form, {what}", odd / seen.total(), 0.05)
+    findings.at_most("requests shortly after a POST, in deviations from chance", near, 4)
+    findings.exactly("requests with a body", sum(bool(entry["body"]) for entry in busy), 0)
+
+
+async def _span(
+    chain: Chain, blocks: int, happening: Awaitable[list[float]]
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """What the node is asked while so many blocks come, and what was done meanwhile."""
+    before = (await chain.requests())[-1]["seq"]
+    end = await chain.newest() + blocks
+    done = await happening
+    while await chain.newest() < end:
+        await asyncio.sleep(0.02)
+    return [entry for entry in await chain.requests() if entry["seq"] > before], done
+
+
+async def _arrivals(helper: Helper, votes: Votes, dice: random.Random, seconds: float) -> list[float]:
+    """Post new shares, known ones, and ones that are held for the next sync; when each was posted."""
+    due, began = soon(FAR_AHEAD), time.monotonic()
+    times: list[float] = []
+
+    async def post(number: int, at: float) -> None:
+        await asyncio.sleep(began + at - time.monotonic())
+        vote, position = votes[number // 2 % len(votes)]
+        share = vote.shares[number // 2 // len(votes) % len(vote.shares)]
+        further = 1000 if dice.random() < 0.3 else 0
+        times.append(time.time())
+        await helper.post(ballot.post_body(vote, share, position + further, due))
+
+    number = min(int(seconds * 8), 2 * len(votes) * ballot.SHARES)
+    moments = sorted(dice.uniform(0, max(1.0, seconds - 2.5)) for _ in range(number))
+    await asyncio.gather(*(post(index, at) for index, at in enumerate(moments)))
+    return sorted(times)
+
+
+# ---------------------------------------------------------------------- reveals
+
+
+async def _reveal(setting: Setting, chain: Chain, helper: Helper, voters: Crowd, round_id: bytes) -> Votes:
+    """Votes with shares at any second of some, and many in one, while the tree grows."""
+    spread, together = setting.scale((30, 60), (3, 12))
+    votes = await voters.vote(round_id, spread + together)
+    await helper.knows_leaf(round_id, max(position for _, position in votes))
+    seconds = setting.scale(40, 8)
+    begin, dice = soon(setting.scale(12, 4)), setting.dice("times")
+    at_once = begin + seconds // 2
+    growing = asyncio.create_task(_grow(chain, round_id))
+    try:
+        await asyncio.gather(
+            voters.post(votes[:spread], lambda: begin + dice.randrange(seconds)),
+            voters.post(votes[spread:], lambda: at_once),
+        )
+        await witness.drained(chain, voters.ledger, 120)
+    finally:
+        growing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await growing
+    return votes
+
+
+async def _grow(chain: Chain, round_id: bytes) -> None:
+    """Somebody else's leaf now and then."""
+    while True:
+        await chain.post("/devnet/delegate", {"round_id": round_id.hex(), "count": 1})
+        await asyncio.sleep(ROOT_EVERY)
+
+
+async def _anchors(findings: Findings, chain: Chain, round_id: bytes, log: Sequence[dict[str, Any]]) -> None:
+    """Hold the anchor of each reveal's bytes against the roots that the helper had been told of."""
+    anchors = {}
+    for one in await chain.transactions(round_id):
+        message = decode(base64.b64decode(one["tx"]))
+        assert isinstance(message, Reveal)
+        anchors[message.nullifier.hex()] = message.anchor_height
+    roots = await _roots(chain, round_id)
+    asked = sorted(entry["time"] for entry in log if entry["route"] == "tree-latest")
+    sent = {entry["nullifier"]: entry["time"] for entry in log if entry["route"] == "reveal-share"}
+    stale = [staleness(anchors[name], at, roots, asked) for name, at in sent.items()]
+    findings.figure("different anchors", len(set(anchors.values())))
+    findings.exactly("anchors at heights without a root", len(set(anchors.values()) - roots.keys()), 0)
+    findings.at_most("seconds that a newer root than a reveal's was known", max(stale), GRACE)
+
+
+async def _roots(chain: Chain, round_id: bytes) -> dict[int, float]:
+    """Every height of the chain at which the round got a root, with its block's time."""
+    params = {"from_height": 1, "to_height": await chain.newest()}
+    answer = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **params)
+    heights = [int(block["height"]) for block in answer["blocks"]]
+    return {height: await _block_time(chain, height) for height in heights}
+
+
+async def _block_time(chain: Chain, height: int) -> float:
+    answer = await chain.get(f"/cosmos/base/tendermint/v1beta1/blocks/{height}")
+    return datetime.fromisoformat(answer["block"]["header"]["time"]).timestamp()
+
+
+async def _orders(
+    findings: Findings, setting: Setting, chain: Chain, ledger: Ledger, log: Sequence[dict[str, Any]]
+) -> None:
+    """Shares of the same second: how they were posted, how the node heard of them, how they counted."""
+    (round_id,) = ledger.rounds
+    second, _ = Counter(share.submit_at for share in ledger.posted.values()).most_common(1)[0]
+    arrived = [name for name in ledger.acknowledged if ledger.posted[name].submit_at == second]
+    heard = sorted((entry for entry in log if entry["route"] == "reveal-share"), key=lambda entry: float(entry["time"]))
+    counted = (await chain.spent(round_id)).keys()
+    bound = chance(len(arrived))
+    findings.figure("shares of one second", len(arrived))
+    for what, order in {"broadcast": [entry["nullifier"] for entry in heard], "counting": list(counted)}.items():
+        rho = rank_correlation(arrived, first_seen(order, arrived))
+        findings.at_most(f"rank correlation of arrival and {what} in a second", abs(rho), bound)
+
+
+def _as_cast(votes: Votes, ledger: Ledger | None) -> list[CastVote]:
+    """Votes as their wallets posted them; those without a ledger are due far ahead."""
+    never = soon(FAR_AHEAD)
+    times = {} if ledger is None else {name: share.submit_at for name, share in ledger.posted.items()}
+
+    def cast(one: BallotShare) -> CastShare:
+        return CastShare(one.index, one.nullifier, times.get(one.nullifier.hex(), never), ())
+
+    return [CastVote(vote, position, tuple(map(cast, vote.shares))) for vote, position in votes]
+
+
+CAMPAIGN = Campaign("eavesdropper", run)
