@@ -1,0 +1,171 @@
+"""The routes under `/api`: errors are `{"error": "…"}`, any page may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from math import ceil
+from typing import Any, Final
+
+import orjson
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from admin.adr036 import SignatureRefusedError
+from admin.claim import LONGEST_BODY, ClaimError, parse_claim
+from admin.registry import Registered, Registry
+from admin.store import RegistryFullError
+from admin.voting_config import VotingConfig
+from helper.api.body import BodyReader
+from helper.api.clients import Network
+from helper.api.limits import RefusalLimits
+from helper.clock import Clock
+from helper.errors import StoreError
+
+log = structlog.get_logger("admin.api")
+
+_CORS: Final = ((b"access-control-allow-origin", b"*"),)
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "Content-Type, Authorization",
+    "Access-Control-Max-Age": "86400",
+}
+BURST: Final = 20
+"""Registrations that a client may send at once: each costs a signature's check, and good ones a place in the file."""
+PER_SECOND: Final = 0.2
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True)
+class UiConfig:
+    """What the page is told of its surroundings: `production` or `development`, and where the PIR service is."""
+
+    mode: str = "production"
+    dev_pir_controls: bool = False
+    precomputed_base_url: str = ""
+
+
+class AdminRoutes:
+    """The four routes over their parts.
+
+    Args:
+        registry: who waits.
+        config: the published configuration.
+        ui: what the page is told.
+        clock: the time.
+        trusted: networks of proxies that are believed when they say whom they speak for.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        config: VotingConfig,
+        ui: UiConfig,
+        *,
+        clock: Clock,
+        trusted: Sequence[Network] = (),
+    ) -> None:
+        self._limits = RefusalLimits(clock, burst=BURST, per_second=PER_SECOND, trusted=trusted)
+        self._registry = registry
+        self._config = config
+        self._ui = ui
+        self._clock = clock
+        self._bodies = BodyReader(limit=LONGEST_BODY)
+
+    def app(self) -> ASGIApp:
+        """The application, for mounting under `/api`."""
+        routes = [
+            Route("/voting-config", self.voting_config, methods=["GET"]),
+            Route("/register-validator", self.register, methods=["POST"]),
+            Route("/pending-validators", self.pending, methods=["GET"]),
+            Route("/ui-config", self.ui_config, methods=["GET"]),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: _http_error, StoreError: _store_error, ClientDisconnect: _gone}
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False
+        return _AnyOrigin(app)
+
+    async def voting_config(self, _request: Request) -> Response:
+        """The published configuration as it is; 502 when there never was one."""
+        if self._config.body is None:
+            return _error(502, "the voting configuration was never fetched")
+        return Response(self._config.body, media_type="application/json")
+
+    async def register(self, request: Request) -> Response:
+        """Take a validator's registration."""
+        client = self._limits.client(request.scope)
+        if client is not None:
+            if (wait := self._limits.wait(client)) > 0:
+                return _error(429, "too many registrations, come again later", {"Retry-After": str(ceil(wait))})
+            self._limits.pay(client)
+        body = await self._bodies.read(request)
+        now = self._clock.now()
+        try:
+            signed = parse_claim(body, now=now, production=self._ui.mode == "production")
+            result = await self._registry.register(signed)
+        except ClaimError as error:
+            return _error(400, str(error))
+        except SignatureRefusedError as error:
+            return _error(401, str(error))
+        except RegistryFullError:
+            return _error(429, "too many validators wait already", {"Retry-After": "3600"})
+        if isinstance(result, Registered):
+            return _json({"status": "registered"})
+        return _json({"status": "pending", "expires_at": result.expires_at})
+
+    async def pending(self, _request: Request) -> Response:
+        """Who waits."""
+        return _json([asdict(registration) for registration in await self._registry.waiting()], _NO_STORE)
+
+    async def ui_config(self, _request: Request) -> Response:
+        """What the page must know before anything else."""
+        return _json(asdict(self._ui), _NO_STORE)
+
+
+class _AnyOrigin:
+    """Any page may ask; there are no credentials to steal."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_CORS]
+            await send(message)
+
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+
+def _json(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, headers, media_type="application/json")
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return _json({"error": message}, headers, status)
+
+
+async def _http_error(_request: Request, error: HTTPException) -> Response:
+    own = error.detail != HTTPStatus(error.status_code).phrase
+    text = (
+        error.detail if own else {404: "no such path", 405: "method not allowed"}.get(error.status_code, error.detail)
+    )
+    return _error(error.status_code, text, dict(error.headers or {}))
+
+
+async def _store_error(_request: Request, error: StoreError) -> Response:
+    log.error("registrations are not available", error=str(error), advice=error.advice)
+    return _error(503, "registrations cannot be kept now, come again")
+
+
+async def _gone(_request: Request, _: ClientDisconnect) -> Response:
+    return _error(400, "the request ended early")

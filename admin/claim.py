@@ -1,0 +1,147 @@
+"""A registration as a validator's browser sends it, and the exact text that was signed. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from admin.adr036 import is_address
+from admin.places import BadPlaceError, check_url
+
+LONGEST_BODY: Final = 16 << 10
+LONGEST_MONIKER: Final = 140
+"""Characters; the staking module takes 70 bytes."""
+TOLERANCE: Final = 300
+"""Seconds by which a claim's time may be off ours."""
+_UNSIGNED: Final = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]")
+"""Characters that encoders of JSON write in different ways: what was signed would be in doubt."""
+_MISLEADING: Final = re.compile(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Characters that turn the direction of what stands beside them."""
+
+
+class ClaimError(ValueError):
+    """A registration is not as it should be; the text names the field and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a validator says of itself.
+
+    Attributes:
+        operator_address: account address, `sv1…`.
+        url: where its helper serves, may be empty.
+        moniker: its name for people.
+        timestamp: when it was signed, unix seconds.
+    """
+
+    operator_address: str
+    url: str
+    moniker: str
+    timestamp: int
+
+    def signed_text(self) -> bytes:
+        """The text that is signed: compact JSON, keys in this order, UTF-8, no HTML escaping."""
+        fields = {
+            "operator_address": self.operator_address,
+            "url": self.url,
+            "moniker": self.moniker,
+            "timestamp": self.timestamp,
+        }
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedClaim:
+    """A claim with what is to show that it is the address's own: key (33 bytes) and signature (64)."""
+
+    claim: Claim
+    pub_key: bytes
+    signature: bytes
+
+
+def parse_claim(body: bytes, *, now: float, production: bool) -> SignedClaim:
+    """Read a registration; its signature is not looked at yet.
+
+    Args:
+        body: JSON, at most `LONGEST_BODY` bytes.
+        now: unix seconds.
+        production: whether its URL must be a public HTTPS place.
+
+    Raises:
+        ClaimError: a field is missing, of the wrong type or out of bounds.
+    """
+    fields = _object(body)
+    address = _text(fields, "operator_address", 128)
+    if not is_address(address, address.rpartition("1")[0]):
+        raise ClaimError("operator_address: is not an address")
+    claim = Claim(
+        operator_address=address,
+        url=_url(fields, production=production),
+        moniker=_moniker(fields),
+        timestamp=_timestamp(fields, now),
+    )
+    return SignedClaim(claim, _bytes(fields, "pub_key"), _bytes(fields, "signature"))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if len(body) > LONGEST_BODY:
+        raise ClaimError(f"body: is larger than {LONGEST_BODY} bytes")
+    try:
+        found = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        raise ClaimError("body: is not JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise ClaimError("body: is not an object")
+    return found
+
+
+def _text(fields: dict[str, Any], name: str, longest: int) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise ClaimError(f"{name}: is not a text" if name in fields else f"{name}: is missing")
+    if len(value) > longest:
+        raise ClaimError(f"{name}: is longer than {longest} characters")
+    if _UNSIGNED.search(value):
+        raise ClaimError(f"{name}: contains a control character or a line separator")
+    return value
+
+
+def _url(fields: dict[str, Any], *, production: bool) -> str:
+    url = _text(fields, "url", 2048)
+    try:
+        if url:
+            check_url(url, production=production)
+    except BadPlaceError as error:
+        raise ClaimError(f"url: {error}") from None
+    return url
+
+
+def _moniker(fields: dict[str, Any]) -> str:
+    moniker = _text(fields, "moniker", LONGEST_MONIKER)
+    if not moniker.strip():
+        raise ClaimError("moniker: is empty")
+    if _MISLEADING.search(moniker):
+        raise ClaimError("moniker: contains a character that changes the direction of writing")
+    return moniker
+
+
+def _timestamp(fields: dict[str, Any], now: float) -> int:
+    value = fields.get("timestamp")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ClaimError("timestamp: is not a whole number" if "timestamp" in fields else "timestamp: is missing")
+    if abs(value - now) > TOLERANCE:
+        raise ClaimError(f"timestamp: is more than {TOLERANCE} s from this server's clock ({int(now)})")
+    return value
+
+
+def _bytes(fields: dict[str, Any], name: str) -> bytes:
+    try:
+        return base64.b64decode(_text(fields, name, 256), validate=True)
+    except (binascii.Error, ValueError) as error:
+        if isinstance(error, ClaimError):
+            raise
+        raise ClaimError(f"{name}: is not base64") from None

@@ -1,0 +1,61 @@
+"""The admin part, put together: what the service opens, runs and mounts under `/api`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from starlette.routing import Mount
+
+from admin.api import AdminRoutes, UiConfig
+from admin.registry import Chain, Registry
+from admin.store import AdminStore
+from admin.voting_config import VotingConfig
+from helper.api.clients import Network
+from helper.clock import Clock
+
+
+class AdminDesk:
+    """Registrations and the published configuration.
+
+    Args:
+        db_path: their file.
+        config_url: where the voting configuration is published; empty for nowhere.
+        ui: what the page is told.
+        chain: the nodes, asked about staking.
+        clock: the time.
+        trusted: networks of proxies that are believed when they say whom they speak for.
+    """
+
+    def __init__(
+        self,
+        *,
+        db_path: Path,
+        config_url: str,
+        ui: UiConfig,
+        chain: Chain,
+        clock: Clock,
+        trusted: Sequence[Network] = (),
+    ) -> None:
+        self._store = AdminStore(db_path)
+        self._config = VotingConfig(config_url, self._store, clock=clock)
+        self._registry = Registry(self._store, chain, clock=clock)
+        self.mount = Mount("/api", AdminRoutes(self._registry, self._config, ui, clock=clock, trusted=trusted).app())
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """The file, open; raises StoreError when it cannot be."""
+        await self._store.open()
+        try:
+            await self._config.restore()
+            yield
+        finally:
+            await self._store.close()
+
+    async def run(self) -> None:
+        """Fetch the configuration and sweep, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._config.run())
+            group.create_task(self._registry.run())

@@ -1,0 +1,86 @@
+"""Which URLs are public places: what a validator may name, and where a redirect may lead. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+LONGEST: Final = 512
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\\]")
+_LABEL: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_PRIVATE_ENDINGS: Final = ("localhost", "local", "internal", "lan", "home", "corp", "arpa", "test", "invalid", "onion")
+
+
+class BadPlaceError(ValueError):
+    """This URL is not taken; the text says why."""
+
+
+def check_url(url: str, *, production: bool) -> None:
+    """Make sure that a URL names a public HTTPS place (in production), or any HTTP place (else).
+
+    Raises:
+        BadPlaceError: it does not.
+    """
+    if len(url) > LONGEST:
+        raise BadPlaceError(f"is longer than {LONGEST} characters")
+    if _FORBIDDEN.search(url):
+        raise BadPlaceError("contains a space, a backslash or a control character")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise BadPlaceError("is not a URL") from None
+    schemes = ("https",) if production else ("https", "http")
+    if parts.scheme not in schemes:
+        raise BadPlaceError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+    if not host or port == 0:
+        raise BadPlaceError("names no host")
+    if parts.username is not None or parts.password is not None:
+        raise BadPlaceError("carries credentials")
+    if parts.fragment or url.endswith("#"):
+        raise BadPlaceError("carries a fragment")
+    check_host(host, production=production)
+
+
+def check_host(host: str, *, production: bool) -> None:
+    """Make sure that a host is a well-formed name or address and (in production) not one of a private network.
+
+    Raises:
+        BadPlaceError: it is not.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        _check_name(host.rstrip("."), production=production)
+    else:
+        if production and not is_public(address):
+            raise BadPlaceError("names an address of a private network")
+
+
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an address can be reached from anywhere; one that wraps an IPv4 address is judged by that."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+    return address.is_global and not address.is_multicast
+
+
+def _check_name(host: str, *, production: bool) -> None:
+    try:
+        name = host.encode("idna").decode() if not host.isascii() else host
+    except UnicodeError:
+        raise BadPlaceError("names no host") from None
+    labels = name.lower().split(".")
+    if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise BadPlaceError("names no host")
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
+        # 127.1, 2130706433 and 0x7f.1 are addresses to whoever resolves them.
+        raise BadPlaceError("writes an address in an unusual way")
+    if production and (len(labels) == 1 or labels[-1] in _PRIVATE_ENDINGS):
+        raise BadPlaceError("names a host of a private network")

@@ -1,0 +1,188 @@
+"""The published voting configuration: fetched every minute, checked, and the last good copy kept over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import anyio
+import httpx
+import structlog
+
+from admin.places import BadPlaceError, check_url, is_public
+from admin.store import AdminStore
+from helper.clock import Clock
+from helper.errors import HelperError
+
+log = structlog.get_logger("admin.config")
+
+INTERVAL: Final = 60.0
+"""Seconds between two fetches."""
+LARGEST: Final = 1 << 20
+PATIENCE: Final = 10.0
+REDIRECTS: Final = 3
+_MOVED: Final = (301, 302, 303, 307, 308)
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class BadConfigError(Exception):
+    """What was fetched is not a voting configuration, or nothing was; the text says why."""
+
+
+def check_config(body: bytes) -> None:
+    """Make sure that this is a voting configuration: what pages read must be there, unknown fields may be.
+
+    Raises:
+        BadConfigError: it is not.
+    """
+    try:
+        found = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        raise BadConfigError("it is not JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise BadConfigError("it is not an object")
+    if "version" not in found:
+        raise BadConfigError("version is missing")
+    _check_list(found, "vote_servers", required=True)
+    _check_list(found, "pir_endpoints", required=False)
+    height = found.get("snapshot_height")
+    if height is not None and (isinstance(height, bool) or not isinstance(height, int) or height < 0):
+        raise BadConfigError("snapshot_height is not a height")
+
+
+def _check_list(found: dict[str, Any], name: str, *, required: bool) -> None:
+    entries = found.get(name)
+    if entries is None and not required:
+        return
+    if not isinstance(entries, list):
+        raise BadConfigError(f"{name} is not a list")
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
+            raise BadConfigError(f"an entry of {name} has no url")
+        if not entry["url"].startswith(("https://", "http://")):
+            raise BadConfigError(f"an entry of {name} has a url that is none of the web")
+
+
+class VotingConfig:
+    """The configuration at one URL.
+
+    Args:
+        url: where it is published; empty for none.
+        store: keeps the last good copy.
+        clock: the time.
+        transport: takes the network's place in tests.
+        resolve: a name's addresses; the system's resolver unless a test brings another.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        store: AdminStore,
+        *,
+        clock: Clock,
+        transport: httpx.AsyncBaseTransport | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        self._url = url
+        self._store = store
+        self._clock = clock
+        self._resolve = resolve or _system_resolve
+        self._http = httpx.AsyncClient(transport=transport, timeout=PATIENCE, follow_redirects=False, trust_env=False)
+        self._told = ""
+        self.body: bytes | None = None
+        """The last good copy, as published; None when there never was one."""
+        self.fetched_at: int | None = None
+        """When it was fetched, unix seconds."""
+
+    async def restore(self) -> None:
+        """Begin with the copy on disk."""
+        kept = await self._store.kept_config(self._url)
+        if kept is not None:
+            self.body, self.fetched_at = kept.body, kept.fetched_at
+
+    async def run(self) -> None:
+        """Fetch for ever."""
+        try:
+            while self._url:
+                await self.refresh()
+                await self._clock.sleep(INTERVAL)
+            await asyncio.Event().wait()
+        finally:
+            await self._http.aclose()
+
+    async def refresh(self) -> None:
+        """Fetch it once; a copy that is not good changes nothing and is named in the log."""
+        try:
+            body = await self._fetch()
+            check_config(body)
+        except BadConfigError as error:
+            self._tell(str(error))
+            return
+        now = self._clock.now()
+        if body != self.body:
+            try:
+                await self._store.keep_config(self._url, body, now=now)
+            except HelperError as error:
+                log.error("the voting configuration could not be kept", error=str(error), advice=error.advice)
+        self.body, self.fetched_at = body, int(now)
+        self._tell("")
+
+    async def _fetch(self) -> bytes:
+        url = self._url
+        try:
+            with anyio.fail_after(PATIENCE):
+                for _ in range(REDIRECTS + 1):
+                    answer, body = await self._get(url)
+                    if answer.status_code not in _MOVED:
+                        break
+                    url = await self._next(answer)
+                else:
+                    raise BadConfigError(f"it moved more than {REDIRECTS} times")
+        except TimeoutError:
+            raise BadConfigError(f"it did not come within {PATIENCE:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BadConfigError(f"it could not be fetched: {type(error).__name__}") from None
+        if answer.status_code != 200:
+            raise BadConfigError(f"HTTP {answer.status_code}")
+        return body
+
+    async def _get(self, url: str) -> tuple[httpx.Response, bytes]:
+        async with self._http.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+            chunks, size = [], 0
+            async for chunk in answer.aiter_raw():
+                size += len(chunk)
+                if size > LARGEST:
+                    raise BadConfigError(f"it is larger than {LARGEST} bytes")
+                chunks.append(chunk)
+            return answer, b"".join(chunks)
+
+    async def _next(self, answer: httpx.Response) -> str:
+        """Where a redirect leads: only to public places. The operator's own URL may be any."""
+        try:
+            target = answer.url.join(answer.headers.get("location", ""))
+            check_url(str(target), production=True)
+            addresses = await self._resolve(target.host, target.port or 443)
+        except (BadPlaceError, httpx.InvalidURL, OSError) as error:
+            raise BadConfigError(f"it moved to a place that is not followed: {error}") from None
+        if not addresses or not all(is_public(ipaddress.ip_address(address)) for address in addresses):
+            raise BadConfigError("it moved to a private network")
+        return str(target)
+
+    def _tell(self, problem: str) -> None:
+        """One line a change, not one a minute."""
+        if problem != self._told:
+            if problem:
+                log.warning("the voting configuration was not renewed", reason=problem)
+            else:
+                log.info("the voting configuration is renewed")
+        self._told = problem
+
+
+async def _system_resolve(host: str, port: int) -> Sequence[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]

@@ -1,0 +1,122 @@
+"""Validators with keys, and nodes that know some of them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import httpx
+
+from admin import adr036
+from admin.api import AdminRoutes, UiConfig
+from admin.claim import Claim
+from admin.registry import Registry
+from admin.store import AdminStore
+from admin.voting_config import VotingConfig
+from helper.chain.client import ChainClient
+from helper.errors import ChainUnavailable
+from tests.support.clock import FakeClock
+
+T = TypeVar("T")
+NOW = 1_795_268_000
+KEY = bytes(range(1, 33))
+
+
+def signed(key: bytes = KEY, *, url: str = "https://helper.example.org", **changed: Any) -> dict[str, Any]:
+    """A registration as a browser sends it; `changed` fields are changed before it is signed."""
+    signer, _, _ = adr036.sign(b"", key)
+    claim = Claim(**{"operator_address": signer, "url": url, "moniker": "node", "timestamp": NOW, **changed})
+    _, pub_key, signature = adr036.sign(claim.signed_text(), key)
+    return {
+        "operator_address": claim.operator_address,
+        "url": claim.url,
+        "moniker": claim.moniker,
+        "timestamp": claim.timestamp,
+        "signature": base64.b64encode(signature).decode(),
+        "pub_key": base64.b64encode(pub_key).decode(),
+    }
+
+
+class Staking:
+    """Takes the nodes' place: who has a staking record, and whether anybody answers."""
+
+    def __init__(self) -> None:
+        self.inside: dict[str, str] = {}
+        self.away = False
+        self.asked: list[str] = []
+
+    async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        if self.away:
+            raise ChainUnavailable("away")
+        return await fn(cast(ChainClient, self))
+
+    async def validator(self, operator_address: str) -> str | None:
+        self.asked.append(operator_address)
+        return self.inside.get(operator_address)
+
+
+class Web(httpx.AsyncBaseTransport):
+    """Takes the network's place: answers by URL."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, httpx.Response | Exception] = {}
+        self.asked: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(str(request.url))
+        found = self.pages.get(str(request.url), httpx.ConnectError("nobody"))
+        if isinstance(found, Exception):
+            raise found
+        return httpx.Response(found.status_code, headers=found.headers, stream=httpx.ByteStream(found.content))
+
+
+CONFIG_URL = "https://config.example.org/voting.json"
+
+
+class Desk:
+    """The whole admin part over stand-ins, and a client for it."""
+
+    def __init__(self, path: Path, *, mode: str = "production") -> None:
+        self.clock = FakeClock(float(NOW))
+        self.store = AdminStore(path)
+        self.staking = Staking()
+        self.web = Web()
+        self.addresses = {"public.example.org": ["93.184.216.34"], "inner.example.org": ["93.184.216.34", "10.0.0.7"]}
+        self.registry = Registry(self.store, self.staking, clock=self.clock)
+        self.config = VotingConfig(CONFIG_URL, self.store, clock=self.clock, transport=self.web, resolve=self._resolve)
+        routes = AdminRoutes(self.registry, self.config, UiConfig(mode=mode), clock=self.clock)
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(routes.app(), client=("192.0.2.7", 1234)), base_url="http://helper"
+        )
+
+    async def _resolve(self, host: str, _port: int) -> list[str]:
+        if host not in self.addresses:
+            raise OSError("no such name")
+        return self.addresses[host]
+
+    async def register(self, body: Any) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.clock.advance(10)  # so that no client of these tests runs out of registrations
+        self.clock.jump(-10)
+        return await self.http.post("/register-validator", content=content)
+
+    async def pending(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.http.get("/pending-validators")).json()
+        return found
+
+
+@contextlib.asynccontextmanager
+async def open_desk(path: Path, *, mode: str = "production") -> AsyncIterator[Desk]:
+    """A desk on an open file."""
+    desk = Desk(path, mode=mode)
+    await desk.store.open()
+    try:
+        await desk.config.restore()
+        async with desk.http:
+            yield desk
+    finally:
+        await desk.store.close()
