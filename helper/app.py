@@ -100,11 +100,20 @@ class Service:
             trees=self.trees,
             interval=self.config.chain.poll_seconds,
         )
+        self.listener = Listener(
+            self.store,
+            self.endpoints,
+            self.rounds,
+            clock=self.clock,
+            on_block=self._on_block,
+            on_spent=self._on_confirmed,
+        )
         self.vitals = Vitals(
             endpoints=self.endpoints,
             rounds=self.rounds,
             trees=self.trees,
             follower=self.follower,
+            listener=self.listener,
             circuits=self.circuits,
             prover=self.prover,
             stats=self.stats,
@@ -129,14 +138,6 @@ class Service:
             gate=self.vitals.gate,
             slots=self.prover.workers,
             clock=self.clock,
-        )
-        self.listener = Listener(
-            self.store,
-            self.endpoints,
-            self.rounds,
-            clock=self.clock,
-            on_block=self._on_block,
-            on_spent=self._on_confirmed,
         )
         self.intake = Intake(
             store=self.store,

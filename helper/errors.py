@@ -7,6 +7,8 @@
     │   ├── StoreCorrupt        the file is damaged: restore a backup
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
     │   └── StoreLocked         another daemon has this file open
+    ├── BackupError             a backup could not be made, read or restored
+    │   └── BackupKeyError      the passphrase or identity does not open it
     ├── ChainError              a node did not do what was asked
     │   ├── ChainUnavailable    no node could be asked
     │   ├── ChainAnswerError    a node answered something that is not an answer
@@ -75,6 +77,18 @@ class StoreLocked(StoreError):
 
     retryable = False
     advice = "Stop the other daemon first, or give this one a db_path of its own."
+
+
+class BackupError(HelperError):
+    """A backup could not be made, read or restored; the database is as it was."""
+
+    advice = "Nothing was changed; mend what is named and run the command again."
+
+
+class BackupKeyError(BackupError):
+    """This passphrase or identity does not open the backup, or the backup is not what it was."""
+
+    advice = "Give the passphrase or the identity of this very backup; if it is the right one, the file is damaged."
 
 
 class ChainError(HelperError):

@@ -6,6 +6,7 @@ from typing import Any
 
 from helper.chain.failover import Endpoints
 from helper.chain.follow import ChainFollower
+from helper.chain.listener import Listener
 from helper.circuits import CircuitChoice
 from helper.clock import Clock
 from helper.processor import Gate
@@ -36,6 +37,7 @@ class Vitals:
         rounds: RoundBook,
         trees: TreeKeeper,
         follower: ChainFollower,
+        listener: Listener,
         circuits: CircuitChoice,
         prover: ProverPool,
         stats: Stats,
@@ -47,6 +49,7 @@ class Vitals:
         self._rounds = rounds
         self._trees = trees
         self._follower = follower
+        self._listener = listener
         self._circuits = circuits
         self._prover = prover
         self._stats = stats
@@ -81,6 +84,10 @@ class Vitals:
         head = self._endpoints.head
         if head is None:
             return Gate(frozenset(), 0.0, "no node is in step with the chain")
+        if not self._listener.arrived and self._listener.stalled is None:
+            # What was revealed while we were away, or since the backup that was restored, is not proven again. Blocks
+            # that nobody has are no reason to let shares miss their round.
+            return Gate(frozenset(), 0.0, "the blocks since the last stop are not read yet")
         rounds = frozenset(
             known.round_id
             for known in self._rounds.active()

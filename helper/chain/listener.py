@@ -52,13 +52,14 @@ class ListenerStore(GapStore, Protocol):
 class Listener:
     """The follower of blocks.
 
-    `on_block` is called with each height after it was applied; `on_spent` with the store's row ids of our
-    shares that were confirmed by it (never with an empty list).
+    `on_block` is called with each height after it was applied, and on arriving without one; `on_spent` with the
+    store's row ids of our shares that were confirmed by it (never with an empty list).
 
     Attributes:
         height: the newest block applied, None before the first.
         chain_time: the time (unix seconds) of the newest applied block whose time is known, None before.
         stalled: the height that no endpoint will give though it exists, None while all is well.
+        arrived: whether the head was reached once since the start. Before, a share may have counted unknown to us.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Listener:
         self.height: int | None = None
         self.chain_time: float | None = None
         self.stalled: int | None = None
+        self.arrived = False
 
     @property
     def caught_up(self) -> bool:
@@ -128,6 +130,9 @@ class Listener:
             return True
         self._note_time()
         if self.height >= head.height:
+            if not self.arrived:
+                self.arrived = True
+                self._on_block(self.height)
             return False
         heights = range(self.height + 1, min(self.height + IN_FLIGHT, head.height) + 1)
         return await self._apply(heights)
@@ -164,6 +169,7 @@ class Listener:
             self.stalled = None
         self._note_time(results.time)
         self._tell_spent(confirmed)
+        self.arrived = self.arrived or self.caught_up
         self._on_block(results.height)
         if self.caught_up:
             self._tell_spent(await self._sent.look(results.height))

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "demo": "helper.cli.demo",
     "wallet": "helper.cli.wallet",
     "queue": "helper.cli.queue",
+    "db": "helper.cli.db",
     "config": "helper.cli.config",
     "version": "helper.cli.version",
 }

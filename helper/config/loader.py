@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from helper.config import lines as toml_lines
-from helper.config.files import ENV_FILE, ENV_PREFIX, variable_of
+from helper.config.files import ENV_PREFIX, NOT_SETTINGS, variable_of
 from helper.config.model import Config
 from helper.config.text import SECTIONS, explain, from_text
 from helper.errors import ConfigError
@@ -162,7 +162,7 @@ class _Reading:
         """Take the variables; one that names no setting is a problem too, it would be ignored in silence."""
         known = {variable_of(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
         for name in sorted(env):
-            if not name.startswith(ENV_PREFIX) or name == ENV_FILE:
+            if not name.startswith(ENV_PREFIX) or name in NOT_SETTINGS:
                 continue
             key = known.get(name)
             if key is None:

@@ -22,26 +22,29 @@ from helper.store.tx import Keys, Tx, fact_row, read_fact, read_round_key
 APPLICATION_ID: Final = 0x73564F54
 """What the header of our files says: "sVOT"."""
 BUSY_SECONDS: Final = 5.0
-_MAGIC: Final = b"SQLite format 3\x00"
+MAGIC: Final = b"SQLite format 3\x00"
 _CLEAN: Final = b"clean\n"
 _OPEN: Final = b"open\n"
+_RESTORING: Final = b"restoring\n"
 
 
 class FileLock:
     """The lock that one daemon holds on a database, in a file beside it.
 
-    The file also says whether the last daemon ended in order, and so whether erasure was finished.
+    The file also says whether the last daemon ended in order, and so whether erasure was finished; and whether a
+    restore was begun and not finished, when the files beside it may belong to two databases.
     """
 
     def __init__(self, database: Path) -> None:
         self._path = Path(f"{database}.lock")
         self._fd = -1
 
-    def take(self) -> bool:
+    def take(self, *, to_restore: bool = False) -> bool:
         """Take the lock or raise at once; whether the last holder ended in order (or there was none).
 
         Raises:
             StoreLocked: another daemon holds it.
+            StoreCorrupt: a restore was interrupted; not raised `to_restore`.
         """
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -49,11 +52,22 @@ class FileLock:
         except BlockingIOError:
             self._close()
             raise StoreLocked(f"another daemon has this database open: {self._path} is locked") from None
-        return os.pread(self._fd, 16, 0) != _OPEN
+        told = os.pread(self._fd, 16, 0)
+        if told == _RESTORING and not to_restore:
+            self._close()
+            raise StoreCorrupt(
+                "a restore of this database was interrupted",
+                advice="Run `svote-helper db restore --force` again: it keeps aside what there is.",
+            )
+        return told != _OPEN
 
     def say_open(self) -> None:
         """From now on, an end without `release(clean=True)` is a crash."""
         self._write(_OPEN)
+
+    def say_restoring(self) -> None:
+        """From now on, and until `say_open`, no daemon may start on these files."""
+        self._write(_RESTORING)
 
     def release(self, *, clean: bool) -> None:
         """Give the lock up; the file stays, as deleting it would let two daemons lock two files."""
@@ -65,6 +79,7 @@ class FileLock:
     def _write(self, text: bytes) -> None:
         os.pwrite(self._fd, text, 0)
         os.ftruncate(self._fd, len(text))
+        os.fsync(self._fd)
 
     def _close(self) -> None:
         os.close(self._fd)
@@ -126,7 +141,7 @@ def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Op
         _examine(conn, path)
         _set_up(conn)
         _migrate(conn)
-        _compare_schema(conn)
+        compare_schema(conn)
         keys = _keys(conn)
         for row in conn.execute(queries()["round_keys"]).fetchall():
             read_round_key(row, keys)
@@ -148,8 +163,8 @@ def _prepare_file(path: Path) -> None:
     if not path.is_file():
         raise StoreForeign(f"{path} is not a file")
     with path.open("rb") as file:
-        head = file.read(len(_MAGIC))
-    if head not in (b"", _MAGIC):
+        head = file.read(len(MAGIC))
+    if head not in (b"", MAGIC):
         raise StoreForeign(f"{path} is not a database")
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         with suppress(FileNotFoundError):
@@ -209,7 +224,7 @@ def _migrate(conn: sqlite3.Connection) -> None:
         raise
 
 
-def _compare_schema(conn: sqlite3.Connection) -> None:
+def compare_schema(conn: sqlite3.Connection) -> None:
     """Refuse a file whose schema is not, letter by letter, what the migrations make: a bit flipped in it."""
     sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
     made = sqlite3.connect(":memory:")

@@ -77,6 +77,15 @@ INSERT INTO shares (
 -- name: share_by_id
 SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
+-- name: every_share
+SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no;
+
+-- name: tombstone_count
+SELECT count(*) FROM tombstones;
+
+-- name: set_aside_ids
+SELECT share_id FROM damaged;
+
 -- name: due_shares
 SELECT due_ms, rank, id FROM shares
 WHERE round_no = :round_no AND state = 0 AND due_ms <= :now_ms

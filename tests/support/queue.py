@@ -7,12 +7,14 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
 from helper.chain.failover import Endpoints, make_endpoints
 from helper.chain.follow import ChainFollower
+from helper.chain.listener import Listener
 from helper.chain.models import BlockHead
 from helper.circuits import CircuitChoice
 from helper.errors import StoreError
@@ -131,11 +133,13 @@ class Line:
         self.revealer = Revealer(**way, prover=self.prover)
         self.broadcaster = Broadcaster(**way, verifier=self.prover)
         self.retention = Retention(**common, rounds=self.rounds, purge_after=24 * HOUR)
+        self.listener = SimpleNamespace(arrived=True, stalled=None)
         self.vitals = Vitals(
             endpoints=self.endpoints,
             rounds=cast(RoundBook, self.rounds),
             trees=cast(TreeKeeper, self.trees),
             follower=cast(ChainFollower, None),
+            listener=cast(Listener, self.listener),
             circuits=self.circuits,
             prover=cast(ProverPool, self.prover),
             stats=self.stats,

@@ -236,3 +236,26 @@ async def test_a_leaf_under_no_verified_root_is_looked_at_now_and_then_and_costs
         await line.settle()
         assert await line.turns_at_rest() == 0, "not over and over"
         assert line.row(5000, "attempts, due_ms") == (0, (START + 2) * 1000)
+
+
+@pytest.mark.rule("R8")
+async def test_nothing_is_proven_before_the_blocks_since_the_last_stop_are_read(line: Line) -> None:
+    """A share of a restored database may have been counted since the backup."""
+    line.listener.arrived = False
+    async with line.running():
+        await line.put(1, 2)
+        await line.settle()
+        assert line.prover.begun == []
+        assert "last stop" in str(line.processor.paused)
+        await line.count_on_chain(1)
+        line.listener.arrived = True
+        line.processor.wake()
+        await until(lambda: line.prover.begun)
+        assert line.prover.positions == [2]
+
+
+async def test_blocks_that_nobody_has_do_not_keep_shares_waiting(line: Line) -> None:
+    line.listener.arrived, line.listener.stalled = False, 42
+    async with line.running():
+        await line.put(1)
+        await until(lambda: line.prover.begun)

@@ -480,3 +480,31 @@ async def test_running_survives_errors() -> None:
                 await setting.endpoints.check()
             group.cancel_scope.cancel()
     assert [log["reason"] for log in logs if "not followed" in log["event"]] == ["no space", "RuntimeError('odd')"]
+
+
+async def test_arrival_is_the_first_time_that_the_head_was_reached() -> None:
+    setting = Setting(rpc=True, height=400, cursor=100)
+    seen: list[tuple[int, bool]] = []
+    setting.listener = Listener(
+        setting.store,
+        setting.endpoints,
+        setting.rounds,
+        clock=setting.clock,
+        on_block=lambda height: seen.append((height, setting.listener.arrived)),
+    )
+    await setting.follow()
+    assert seen == [(height, height == 400) for height in range(101, 401)]
+    setting.node.height = 405
+    await setting.follow()
+    assert seen[-2:] == [(404, True), (405, True)]
+
+
+async def test_arrival_is_told_also_where_no_block_was_missed() -> None:
+    setting = Setting(rpc=True, height=100, cursor=100)
+    told: list[int] = []
+    setting.listener = Listener(
+        setting.store, setting.endpoints, setting.rounds, clock=setting.clock, on_block=told.append
+    )
+    await setting.follow()
+    await setting.follow()
+    assert (setting.listener.arrived, told) == (True, [100])
