@@ -77,6 +77,11 @@ class Findings:
         """The goals that did not hold, in words."""
         return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.held]
 
+    def take(self, other: Findings, part: str) -> None:
+        """Take over what a part of the campaign found, under that part's name."""
+        self.figures |= {f"{part}: {name}": value for name, value in other.figures.items()}
+        self.goals |= {f"{part}: {name}": goal for name, goal in other.goals.items()}
+
     def _goal(self, name: str, value: Figure, promise: str, held: bool) -> None:
         # The same goal may be looked at many times in a run: what counts is the worst.
         before = self.goals.get(name)

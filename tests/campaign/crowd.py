@@ -49,6 +49,7 @@ class Crowd:
         posters: int = 16,
         pause: float = 0.0,
         patience: float = 120.0,
+        indices: Sequence[int] = range(ballot.SHARES),
     ) -> None:
         """Post all shares in random order, each until it is acknowledged, refused for good, or out of patience.
 
@@ -58,8 +59,9 @@ class Crowd:
             posters: shares in flight at once.
             pause: seconds that each poster rests between two shares.
             patience: seconds after which a share is given up.
+            indices: which shares of each vote.
         """
-        waiting = [(vote, share.index, position, due()) for vote, position in votes for share in vote.shares]
+        waiting = [(vote, index, position, due()) for vote, position in votes for index in indices]
         self._dice.shuffle(waiting)
         queue = iter(waiting)
         async with httpx.AsyncClient(limits=httpx.Limits(max_connections=posters)) as http:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -36,12 +37,12 @@ class Process:
         assert self.process is not None
         return self.process.pid
 
-    def launch(self, **env: str) -> None:
-        """Start it and wait for nothing."""
+    def launch(self, *, under: Sequence[str] = (), **env: str) -> None:
+        """Start it, `under` a program that runs what follows its own arguments, and wait for nothing."""
         self._ready.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *self._arguments], stdout=log, stderr=log, env={**self._env, **env}
+                [*under, sys.executable, *self._arguments], stdout=log, stderr=log, env={**self._env, **env}
             )
 
     async def start(self, **env: str) -> None:
@@ -93,11 +94,27 @@ class Process:
             raise AssertionError(f"waited {seconds:.0f} s until {self.name} {what}; its log:\n{self.tail()}") from None
 
 
+def free_port() -> int:
+    """A port that nobody listens on, for a service that must come back where it was."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 async def gone(pids: Sequence[int], seconds: float = 10.0) -> None:
     """Wait until none of these processes runs any more."""
     async with asyncio.timeout(seconds):
         while any(_runs(pid) for pid in pids):
             await asyncio.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that still run, whichever of its threads started them."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
 
 
 def _runs(pid: int) -> bool:
