@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from math import ceil
@@ -17,16 +17,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from admin.adr036 import SignatureRefusedError
+from admin.adr036 import ACCOUNT_PREFIX, SignatureRefusedError
 from admin.claim import LONGEST_BODY, ClaimError, parse_claim
 from admin.registry import Registered, Registry
+from admin.rounds import RoundsView
 from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
 from helper.api.body import BodyReader
 from helper.api.clients import Network
 from helper.api.limits import RefusalLimits
 from helper.clock import Clock
-from helper.errors import StoreError
+from helper.errors import ChainError, StoreError
 
 log = structlog.get_logger("admin.api")
 
@@ -43,6 +44,17 @@ _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
+class ChainFacts:
+    """What a browser wallet must know to add the chain: its id (None while unknown), public URLs, denomination."""
+
+    chain_id: str | None
+    rest: str
+    rpc: str
+    denom: str
+    bech32_prefix: str = ACCOUNT_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
 class UiConfig:
     """What the page is told of its surroundings: `production` or `development`, and where the PIR service is."""
 
@@ -52,12 +64,14 @@ class UiConfig:
 
 
 class AdminRoutes:
-    """The four routes over their parts.
+    """The routes over their parts.
 
     Args:
         registry: who waits.
         config: the published configuration.
+        rounds: the chain's rounds.
         ui: what the page is told.
+        chain: what it is told of the chain; called for each question.
         clock: the time.
         trusted: networks of proxies that are believed when they say whom they speak for.
     """
@@ -66,15 +80,19 @@ class AdminRoutes:
         self,
         registry: Registry,
         config: VotingConfig,
+        rounds: RoundsView,
         ui: UiConfig,
         *,
+        chain: Callable[[], ChainFacts],
         clock: Clock,
         trusted: Sequence[Network] = (),
     ) -> None:
         self._limits = RefusalLimits(clock, burst=BURST, per_second=PER_SECOND, trusted=trusted)
         self._registry = registry
         self._config = config
+        self._rounds = rounds
         self._ui = ui
+        self._chain = chain
         self._clock = clock
         self._bodies = BodyReader(limit=LONGEST_BODY)
 
@@ -85,6 +103,8 @@ class AdminRoutes:
             Route("/register-validator", self.register, methods=["POST"]),
             Route("/pending-validators", self.pending, methods=["GET"]),
             Route("/ui-config", self.ui_config, methods=["GET"]),
+            Route("/chain", self.chain, methods=["GET"]),
+            Route("/rounds", self.rounds, methods=["GET"]),
         ]
         handlers: dict[Any, Any] = {HTTPException: _http_error, StoreError: _store_error, ClientDisconnect: _gone}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -122,6 +142,17 @@ class AdminRoutes:
     async def pending(self, _request: Request) -> Response:
         """Who waits."""
         return _json([asdict(registration) for registration in await self._registry.waiting()], _NO_STORE)
+
+    async def chain(self, _request: Request) -> Response:
+        """What a browser wallet must know to add the chain."""
+        return _json(asdict(self._chain()), _NO_STORE)
+
+    async def rounds(self, _request: Request) -> Response:
+        """The chain's rounds; 502 when no node could be asked, ever."""
+        try:
+            return _json({"rounds": await self._rounds.as_json()}, _NO_STORE)
+        except ChainError:
+            return _error(502, "no node of the chain could be asked")
 
     async def ui_config(self, _request: Request) -> Response:
         """What the page must know before anything else."""

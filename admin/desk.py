@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from starlette.routing import Mount
 
-from admin.api import AdminRoutes, UiConfig
+from admin.api import AdminRoutes, ChainFacts, UiConfig
 from admin.registry import Chain, Registry
+from admin.rounds import RoundsView
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.api.clients import Network
@@ -24,7 +25,8 @@ class AdminDesk:
         db_path: their file.
         config_url: where the voting configuration is published; empty for nowhere.
         ui: what the page is told.
-        chain: the nodes, asked about staking.
+        chain: the nodes, asked about staking and rounds.
+        facts: what browser wallets are told of the chain.
         clock: the time.
         trusted: networks of proxies that are believed when they say whom they speak for.
     """
@@ -36,13 +38,16 @@ class AdminDesk:
         config_url: str,
         ui: UiConfig,
         chain: Chain,
+        facts: Callable[[], ChainFacts],
         clock: Clock,
         trusted: Sequence[Network] = (),
     ) -> None:
         self._store = AdminStore(db_path)
         self._config = VotingConfig(config_url, self._store, clock=clock)
         self._registry = Registry(self._store, chain, clock=clock)
-        self.mount = Mount("/api", AdminRoutes(self._registry, self._config, ui, clock=clock, trusted=trusted).app())
+        rounds = RoundsView(chain, clock=clock)
+        routes = AdminRoutes(self._registry, self._config, rounds, ui, chain=facts, clock=clock, trusted=trusted)
+        self.mount = Mount("/api", routes.app())
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

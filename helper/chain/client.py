@@ -14,6 +14,7 @@ import httpx
 
 from helper.chain.fields import Fields, loads
 from helper.chain.http import LARGE, SMALL, TIMEOUT, Answer, NodeHttp, Unanswered
+from helper.chain.listing import ListedRound, Total, parse_listing, parse_totals
 from helper.chain.message import RevealMessage
 from helper.chain.models import (
     Block,
@@ -94,6 +95,14 @@ class ChainClient:
         if found.round_id != round_id:
             raise ChainAnswerError("round: the answer is about another round")
         return found
+
+    async def listing(self) -> list[ListedRound]:
+        """All rounds, with what people read of them."""
+        return await self._get(f"{_VOTE}/rounds", parse_listing, limit=LARGE)
+
+    async def totals(self, round_id: bytes) -> list[Total]:
+        """What a finalised round came to."""
+        return await self._get(f"{_VOTE}/tally-results/{round_id.hex()}", parse_totals)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
         """The newest root of a round's tree; None while it has no leaf (or the round is unknown)."""

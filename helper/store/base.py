@@ -12,7 +12,9 @@ from typing import Protocol
 from helper.share import Share, ShareKey, ShareState
 from helper.store.rows import (
     DamagedShare,
+    DueAhead,
     Enqueued,
+    FailureGroup,
     HistoryEntry,
     PreparedReveal,
     ProposalLike,
@@ -29,8 +31,11 @@ from helper.store.rows import (
 __all__ = [
     "ChainStore",
     "DamagedShare",
+    "DueAhead",
     "Enqueued",
+    "FailureGroup",
     "HistoryEntry",
+    "Outlook",
     "PreparedReveal",
     "ProposalLike",
     "Queue",
@@ -68,6 +73,22 @@ class Queue(Protocol):
 
     async def damaged(self) -> list[DamagedShare]:
         """The rows that were set aside."""
+        ...
+
+
+class Outlook(Protocol):
+    """What is told of the whole queue from second to second: sums only."""
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        """Shares by round and state."""
+        ...
+
+    async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
+        """When the waiting shares of each round are due; rounds without any are left out."""
+        ...
+
+    async def failures(self, *, limit: int) -> list[FailureGroup]:
+        """What failed for good, by stage and reason, the latest first."""
         ...
 
 

@@ -273,3 +273,13 @@ FROM reveals WHERE share_id = ?;
 
 -- name: damaged
 SELECT ref, round_id, state FROM damaged ORDER BY share_id;
+
+-- name: due_ahead
+SELECT min(max(0, (due_ms - :now_ms) / 60000), :minutes), count(*) FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
+GROUP BY 1;
+
+-- name: failures
+SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
+FROM shares s WHERE s.state <> 0 AND s.state = 3
+GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;

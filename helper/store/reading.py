@@ -21,7 +21,17 @@ from helper.store.failure import code_of, translate
 from helper.store.opening import APPLICATION_ID
 from helper.store.queries import migrations, queries
 from helper.store.records import Column, share_ref
-from helper.store.rows import MIN_REF_CHARS, DamagedShare, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from helper.store.rows import (
+    MIN_REF_CHARS,
+    MINUTES_AHEAD,
+    DamagedShare,
+    DueAhead,
+    FailureGroup,
+    HistoryEntry,
+    QueueEntry,
+    QueueFilter,
+    QueueStory,
+)
 from helper.store.tx import Params
 
 T = TypeVar("T")
@@ -209,6 +219,23 @@ async def show(fetch: Fetch, ref: str) -> QueueStory | None:
 async def damaged(fetch: Fetch) -> list[DamagedShare]:
     """The rows that were set aside."""
     return [DamagedShare(ref, round_id, state) for ref, round_id, state in await fetch("damaged", ())]
+
+
+async def due_ahead(fetch: Fetch, now_ms: int) -> dict[bytes, DueAhead]:
+    """When the waiting shares of each round are due."""
+    found: dict[bytes, DueAhead] = {}
+    for (round_id,) in await fetch("all_round_ids", ()):
+        params: dict[str, Column] = {"round_id": round_id, "now_ms": now_ms, "minutes": MINUTES_AHEAD}
+        by_minute: dict[int, int] = dict(await fetch("due_ahead", params))
+        if by_minute:
+            minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
+            found[round_id] = DueAhead(minutes, by_minute.get(MINUTES_AHEAD, 0))
+    return found
+
+
+async def failures(fetch: Fetch, limit: int) -> list[FailureGroup]:
+    """What failed for good, the latest first."""
+    return [FailureGroup(*row) for row in await fetch("failures", {"limit": limit})]
 
 
 def _entry(row: Row) -> QueueEntry:

@@ -283,3 +283,37 @@ class QueueStory:
     last_sent_height: int | None = None
     last_endpoint: str | None = None
     last_outcome: str | None = None
+
+
+MINUTES_AHEAD = 60
+"""Minutes for which the waiting shares are counted one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueAhead:
+    """When the waiting shares of a round are due.
+
+    Attributes:
+        minutes: how many in each of the next `MINUTES_AHEAD` minutes; the first counts the overdue too.
+        later: how many after them.
+    """
+
+    minutes: tuple[int, ...]
+    later: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Shares that failed for good in the same way.
+
+    Attributes:
+        at_ms: when the latest of them did, unix milliseconds.
+        stage: where.
+        note: why.
+        count: how many.
+    """
+
+    at_ms: int
+    stage: str
+    note: str
+    count: int

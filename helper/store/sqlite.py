@@ -14,7 +14,7 @@ from helper.errors import StoreCorrupt
 from helper.share import ShareState
 from helper.store import reading, work
 from helper.store.reading import Reader
-from helper.store.rows import DamagedShare, QueueEntry, QueueFilter, QueueStory
+from helper.store.rows import DamagedShare, DueAhead, FailureGroup, QueueEntry, QueueFilter, QueueStory
 from helper.store.sqlite_chain import SqliteChain
 from helper.store.sqlite_work import SqliteWork
 from helper.store.writer import Writer, WriterStats
@@ -117,3 +117,11 @@ class SqliteStore(SqliteWork, SqliteChain):
     async def damaged(self) -> list[DamagedShare]:
         """The rows that were set aside."""
         return await reading.damaged(self._reader.fetch)
+
+    async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
+        """When the waiting shares of each round are due."""
+        return await reading.due_ahead(self._reader.fetch, int(now * 1000))
+
+    async def failures(self, *, limit: int) -> list[FailureGroup]:
+        """What failed for good, by stage and reason."""
+        return await reading.failures(self._reader.fetch, limit)

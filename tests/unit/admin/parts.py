@@ -12,12 +12,14 @@ from typing import Any, TypeVar, cast
 import httpx
 
 from admin import adr036
-from admin.api import AdminRoutes, UiConfig
+from admin.api import AdminRoutes, ChainFacts, UiConfig
 from admin.claim import Claim
 from admin.registry import Registry
+from admin.rounds import RoundsView
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.chain.client import ChainClient
+from helper.chain.listing import ListedRound, Total, parse_listing, parse_totals
 from helper.errors import ChainUnavailable
 from tests.support.clock import FakeClock
 
@@ -48,6 +50,16 @@ class Staking:
         self.inside: dict[str, str] = {}
         self.away = False
         self.asked: list[str] = []
+        self.rounds: list[dict[str, Any]] = []
+        self.results: dict[bytes, list[dict[str, Any]]] = {}
+        self.totals_asked = 0
+
+    async def listing(self) -> list[ListedRound]:
+        return parse_listing({"rounds": self.rounds})
+
+    async def totals(self, round_id: bytes) -> list[Total]:
+        self.totals_asked += 1
+        return parse_totals({"results": self.results[round_id]})
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         if self.away:
@@ -88,7 +100,15 @@ class Desk:
         self.addresses = {"public.example.org": ["93.184.216.34"], "inner.example.org": ["93.184.216.34", "10.0.0.7"]}
         self.registry = Registry(self.store, self.staking, clock=self.clock)
         self.config = VotingConfig(CONFIG_URL, self.store, clock=self.clock, transport=self.web, resolve=self._resolve)
-        routes = AdminRoutes(self.registry, self.config, UiConfig(mode=mode), clock=self.clock)
+        rounds = RoundsView(self.staking, clock=self.clock)
+        routes = AdminRoutes(
+            self.registry,
+            self.config,
+            rounds,
+            UiConfig(mode=mode),
+            chain=lambda: ChainFacts("svote-test", "https://node.example.org", "", "stake"),
+            clock=self.clock,
+        )
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(routes.app(), client=("192.0.2.7", 1234)), base_url="http://helper"
         )

@@ -1,0 +1,53 @@
+"""`GET /shielded-vote/v1/events`: the feed of states as server-sent events, for who has the operator token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helper.api.guard import token_matches
+from helper.telemetry.feed import Event, Feed
+
+PATH: Final = "/shielded-vote/v1/events"
+PING: Final = 15
+"""Seconds between two comments that keep proxies from cutting a silent stream."""
+PATIENCE: Final = 10.0
+"""Seconds that one event may take to go out: a listener that does not read is dropped."""
+
+
+def events_route(feed: Feed, token: str) -> Route:
+    """The route.
+
+    Args:
+        feed: the states.
+        token: the operators', as a Bearer header; empty serves nothing (404).
+    """
+
+    async def events(request: Request) -> Response:
+        if not token:
+            raise HTTPException(404)
+        if not bearer_matches(request, token):
+            raise HTTPException(401, "the operator token is needed, as a Bearer header", {"WWW-Authenticate": "Bearer"})
+        if feed.full:
+            raise HTTPException(503, "too many listen already")
+        states = _encoded(feed.listen(request.headers.get("last-event-id")))
+        return EventSourceResponse(states, ping=PING, send_timeout=PATIENCE, sep="\n")
+
+    return Route(PATH, events, methods=["GET"])
+
+
+def bearer_matches(request: Request, token: str) -> bool:
+    """Whether a request carries the operators' token, in time that does not tell how much of it is right."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return token_matches(given.strip(), token) and scheme.lower() == "bearer"
+
+
+async def _encoded(states: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    async for state in states:
+        yield b"id: %b\nevent: state\ndata: %b\n\n" % (state.name.encode(), state.data)
