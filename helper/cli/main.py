@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "wallet": "helper.cli.wallet",
     "queue": "helper.cli.queue",
     "db": "helper.cli.db",
+    "admin": "helper.cli.admin",
     "config": "helper.cli.config",
     "version": "helper.cli.version",
 }

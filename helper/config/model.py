@@ -197,6 +197,10 @@ class AdminSection(Section):
     disable: Switch = Field(False, description="Do not serve /api.")
     config_url: OptionalUrl = Field("", description="Where the published voting configuration is fetched from.")
     db_path: FilePath = Field("svote-admin.db", description="The database with the registrations.")
+    mode: Literal["production", "development"] = Field(
+        "production",
+        description="In production a validator's URL must be a public https address; in development it may be any.",
+    )
 
 
 class UiSection(Section):
@@ -204,6 +208,15 @@ class UiSection(Section):
 
     enable: Switch = Field(False, description="Serve the page.")
     dist_path: Text = Field("", description="Directory of the built page; empty takes the one that came along.")
+    dev_pir_controls: Switch = Field(False, description="Let the page show the controls of a PIR test service.")
+    precomputed_base_url: OptionalUrl = Field("", description="Where the page finds precomputed data.")
+    chain_rest: OptionalUrl = Field(
+        "", description="The chain's REST address for browser wallets; empty is the first of [chain] endpoints."
+    )
+    chain_rpc: OptionalUrl = Field(
+        "", description="The chain's RPC address for browser wallets; empty is the first of [chain] rpc."
+    )
+    chain_denom: Text = Field("usvote", description="The chain's staking denomination, for browser wallets.")
 
 
 class OperatorSection(Section):

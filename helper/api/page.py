@@ -1,0 +1,76 @@
+"""The page: files of a built directory, its index for every other path, and never anything in place of the API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+
+from helper.errors import ConfigError
+
+INDEX: Final = "index.html"
+RESERVED: Final = ("api", "shielded-vote", "cosmos", "devnet", "openapi.json", "docs", "livez", "readyz", "metrics")
+"""First parts of paths that are the API's own, also where nothing answers them."""
+
+_FOR_EVER: Final = "public, max-age=31536000, immutable"
+"""For what lies under /assets: its names change with its content."""
+_ASK_AGAIN: Final = "no-cache"
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self' https: http://localhost:* http://127.0.0.1:*; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Page:
+    """The built page.
+
+    Args:
+        folder: where it was built into; must hold an index.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._index = folder / INDEX
+        if not self._index.is_file():
+            raise ConfigError(
+                f"[ui] dist_path: there is no {INDEX} in {folder}",
+                advice="Name the directory that the page was built into, or leave dist_path empty for the one that"
+                " came along.",
+            )
+        self._files = StaticFiles(directory=folder, follow_symlink=False)
+
+    def route(self) -> Route:
+        """Every path that no other route has; the last of all routes."""
+        return Route("/{path:path}", self._serve, methods=["GET"])
+
+    async def _serve(self, request: Request) -> Response:
+        path: str = request.path_params["path"]
+        if path.split("/", 1)[0] in RESERVED:
+            raise HTTPException(404)
+        answer = await self._file(path, request)
+        for name, value in _HEADERS.items():
+            answer.headers[name] = value
+        found = answer.status_code < 400 and path.startswith("assets/")
+        answer.headers["Cache-Control"] = _FOR_EVER if found else _ASK_AGAIN
+        return answer
+
+    async def _file(self, path: str, request: Request) -> Response:
+        try:
+            return await self._files.get_response(path or INDEX, request.scope)
+        except HTTPException:
+            if path.startswith("assets/"):
+                raise HTTPException(404) from None  # an old page asks for a script that is gone: no page instead
+        return FileResponse(self._index)

@@ -1,0 +1,137 @@
+"""`svote-helper admin`: join as a validator without a browser, and see who waits."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from helper.cli.output import Exit, emit_json, emit_table, fail, say
+from helper.cli.settings import JsonOption
+from helper.clock import SystemClock
+
+app = typer.Typer(help="Join as a validator without a browser, and see who waits.")
+
+PATIENCE = 30.0
+_ARMOUR = b"-----BEGIN"
+
+ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
+
+
+@app.callback()
+def admin() -> None:
+    """Join as a validator without a browser, and see who waits."""
+
+
+@app.command()
+def register(
+    key_file: Annotated[
+        Path,
+        typer.Option(
+            help="The operator account's private key: 32 bytes in hex, or as the chain's key tool exports it "
+            "(armoured; its passphrase is asked for)."
+        ),
+    ],
+    moniker: Annotated[str, typer.Option(help="The validator's name for people.")],
+    url: Annotated[str, typer.Option(help="Where its helper serves; may be left empty.")] = "",
+    to: ToOption = "http://127.0.0.1:8090",
+    show: Annotated[bool, typer.Option("--show", help="Print what would be sent, and send nothing.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Sign a registration here and send it; the key never leaves this machine."""
+    # loaded here, so that no other command needs them
+    from admin import adr036  # noqa: PLC0415
+    from admin.claim import Claim, ClaimError, parse_claim  # noqa: PLC0415
+
+    key = _read_key(key_file)
+    now = SystemClock().now()
+    try:
+        signer, pub_key, _ = adr036.sign(b"", key)
+        claim = Claim(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
+        _, _, signature = adr036.sign(claim.signed_text(), key)
+        body = _body(claim, pub_key, signature)
+        parse_claim(jsonlib.dumps(body).encode(), now=now, production=False)
+    except (ClaimError, ValueError) as error:
+        fail(str(error), Exit.USAGE)
+    if show:
+        emit_json(body)
+        return
+    answer = _ask("POST", f"{to.rstrip('/')}/api/register-validator", body)
+    if json:
+        emit_json({"operator_address": signer, **answer})
+    elif answer["status"] == "registered":
+        typer.echo(f"{signer} is registered: it is in staking already")
+    else:
+        typer.echo(f"{signer} waits until {_utc(answer['expires_at'])}")
+
+
+@app.command()
+def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
+    """Who waits to join."""
+    waiting = _ask("GET", f"{to.rstrip('/')}/api/pending-validators")
+    if json:
+        emit_json({"pending": waiting})
+        return
+    columns = ("operator", "moniker", "url", "since", "until")
+    emit_table(
+        columns,
+        [
+            (one["operator_address"], one["moniker"], one["url"], _utc(one["requested_at"]), _utc(one["expires_at"]))
+            for one in waiting
+        ],
+    )
+
+
+def _body(claim: Any, pub_key: bytes, signature: bytes) -> dict[str, Any]:
+    from base64 import b64encode  # noqa: PLC0415
+
+    return {
+        **jsonlib.loads(claim.signed_text()),
+        "signature": b64encode(signature).decode(),
+        "pub_key": b64encode(pub_key).decode(),
+    }
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        content = path.read_bytes().strip()
+    except OSError as error:
+        fail(f"{path}: {error.strerror}", Exit.NOT_FOUND)
+    if content.startswith(_ARMOUR):
+        return _open_armour(path)
+    try:
+        return bytes.fromhex(content.decode().removeprefix("0x"))
+    except ValueError:
+        fail(f"{path} holds no key: neither hex nor what the chain's key tool exports", Exit.USAGE)
+
+
+def _open_armour(path: Path) -> bytes:
+    from cosmpy.crypto.keypairs import PrivateKey  # noqa: PLC0415
+
+    passphrase: str = typer.prompt("Passphrase of the key", hide_input=True, err=True)
+    try:
+        with path.open("rb") as file:
+            return bytes(PrivateKey.from_bcrypt_key(file, passphrase).private_key_bytes)
+    except Exception:  # the library lets each of its parts raise its own
+        fail("the key could not be opened: is the passphrase right, and the key a secp256k1 one?", Exit.NOT_AUTHORISED)
+
+
+def _ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    """The JSON of a 200; anything else ends the command."""
+    try:
+        answer = httpx.request(method, url, json=body, timeout=PATIENCE, trust_env=False)
+        told = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        fail(f"{url} could not be asked: {type(error).__name__}", Exit.UNREACHABLE)
+    if answer.status_code == 200:
+        return told
+    say(f"HTTP {answer.status_code}: {told.get('error', told) if isinstance(told, dict) else told}")
+    raise typer.Exit(Exit.NOT_AUTHORISED if answer.status_code == 401 else Exit.FAILURE)
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,76 @@
+"""The page is served from its directory, falls back to its index, and shadows nothing of the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helper.api.app import wrapped
+from helper.api.page import RESERVED, Page
+from helper.errors import ConfigError
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("R17")]
+
+
+async def status(_request: Request) -> Response:
+    return Response(b"the API's own")
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    (tmp_path / "dist" / "assets").mkdir(parents=True)
+    (tmp_path / "dist" / "index.html").write_text("<!doctype html>the page")
+    (tmp_path / "dist" / "assets" / "app-1a2b.js").write_text("script")
+    (tmp_path / "dist" / "icon.svg").write_text("<svg/>")
+    (tmp_path / "secret.txt").write_text("not to be served")
+    (tmp_path / "dist" / "way-out").symlink_to(tmp_path / "secret.txt")
+    app = wrapped([Route("/shielded-vote/v1/status", status), Page(tmp_path / "dist").route()])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+        yield client
+
+
+async def test_files_are_served_and_assets_never_change(http: httpx.AsyncClient) -> None:
+    script = await http.get("/assets/app-1a2b.js")
+    assert (script.text, script.headers["cache-control"]) == ("script", "public, max-age=31536000, immutable")
+    assert "javascript" in script.headers["content-type"]
+    icon = await http.get("/icon.svg")
+    assert (icon.headers["content-type"], icon.headers["cache-control"]) == ("image/svg+xml", "no-cache")
+
+
+@pytest.mark.parametrize("path", ["/", "/join", "/rounds/7a86", "/nowhere.html", "/%2e%2e/secret.txt", "/way-out"])
+async def test_every_other_path_is_the_page(http: httpx.AsyncClient, path: str) -> None:
+    answer = await http.get(path)
+    assert (answer.status_code, answer.text) == (200, "<!doctype html>the page")
+    assert answer.headers["cache-control"] == "no-cache"
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_an_asset_that_is_gone_is_not_the_page(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/assets/app-old.js")
+    assert (answer.status_code, answer.json()["status"]) == (404, "error")
+
+
+@pytest.mark.parametrize("reserved", RESERVED)
+async def test_the_apis_own_paths_are_never_the_page(http: httpx.AsyncClient, reserved: str) -> None:
+    for path in (f"/{reserved}", f"/{reserved}/nothing"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
+    assert (await http.get("/shielded-vote/v1/status")).text == "the API's own"
+
+
+async def test_only_reading(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/join")).status_code == 405
+    assert (await http.head("/join")).status_code == 200
+
+
+def test_a_directory_without_a_page_is_told_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"index\.html"):
+        Page(tmp_path)

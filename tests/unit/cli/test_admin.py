@@ -1,0 +1,99 @@
+"""`svote-helper admin`: a registration signed on this machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from admin import adr036
+from helper.cli.main import main
+
+KEY = bytes(range(1, 33))
+SIGNER = adr036.sign(b"", KEY)[0]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["admin", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_text(KEY.hex() + "\n")
+    return path
+
+
+def test_what_is_shown_is_a_registration_that_verifies(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("register", "--key-file", str(key_file), "--moniker", "Höhle", "--url", "https://a.example.org")
+    assert run(*asked, "--show") == 0
+    out = capsys.readouterr().out
+    body = json.loads(out)
+    text = json.dumps(
+        {name: body[name] for name in ("operator_address", "url", "moniker", "timestamp")},
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+    assert body["operator_address"] == SIGNER
+    adr036.verify(
+        text.encode(),
+        signer=SIGNER,
+        pub_key=base64.b64decode(body["pub_key"]),
+        signature=base64.b64decode(body["signature"]),
+    )
+    assert KEY.hex() not in out
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "code", "said"),
+    [
+        (200, {"status": "registered"}, 0, "in staking already"),
+        (200, {"status": "pending", "expires_at": 1_795_872_800}, 0, "2026-11-28 13:33:20 UTC"),
+        (401, {"error": "signature: does not verify"}, 4, "does not verify"),
+        (400, {"error": "url: names a host of a private network"}, 1, "private network"),
+    ],
+)
+def test_what_the_helper_answers_is_said(
+    key_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    told: dict[str, Any],
+    code: int,
+    said: str,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(method: str, url: str, **_: Any) -> httpx.Response:
+        asked.append((method, url))
+        return httpx.Response(status, json=told)
+
+    monkeypatch.setattr(httpx, "request", answer)
+    arguments = ("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://helper.example.org/")
+    assert run(*arguments) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert asked == [("POST", "http://helper.example.org/api/register-validator")]
+
+
+def test_a_helper_that_is_not_there_is_unreachable(key_file: Path) -> None:
+    assert run("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://127.0.0.1:9") == 6
+    assert run("pending", "--to", "http://127.0.0.1:9") == 6
+
+
+def test_a_file_without_a_key_is_a_usage_error(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert run("register", "--key-file", str(path), "--moniker", "m") == 5
+    for content in ("", "zz", "00" * 32, "11" * 31):
+        path.write_text(content)
+        assert run("register", "--key-file", str(path), "--moniker", "m", "--show") == 2
+
+
+def test_a_name_that_would_be_refused_is_not_sent(key_file: Path) -> None:
+    assert run("register", "--key-file", str(key_file), "--moniker", " ", "--show") == 2
