@@ -147,6 +147,7 @@ class Service:
             clock=self.clock,
             wake=self.processor.wake,
             paused=self.vitals.intake_paused,
+            round_paused=self.vitals.round_paused,
         )
         self.wallet_view = WalletView(
             intake=self.intake,

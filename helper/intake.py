@@ -64,10 +64,6 @@ class Rounds(Protocol):
         """The round as the chain last told it."""
         ...
 
-    def frozen(self, round_id: bytes) -> str | None:
-        """Why nothing of this round may be taken now, or None."""
-        ...
-
 
 class Trees(Protocol):
     """The part of the tree keeper that intake reads; nothing here asks the chain."""
@@ -120,6 +116,7 @@ class Intake:
         clock: for the time of arrival.
         wake: called after a new share is on disk.
         paused: why no share can be taken now, or None.
+        round_paused: why no share of this round can be taken now, or None.
     """
 
     def __init__(
@@ -132,6 +129,7 @@ class Intake:
         clock: Clock,
         wake: Callable[[], None],
         paused: Callable[[], str | None],
+        round_paused: Callable[[bytes], str | None],
     ) -> None:
         self._store = store
         self._rounds = rounds
@@ -140,6 +138,7 @@ class Intake:
         self._clock = clock
         self._wake = wake
         self._paused = paused
+        self._round_paused = round_paused
         self._threads = anyio.CapacityLimiter(CHECK_THREADS)
         self._in_flight = 0
         self._held = 0
@@ -286,7 +285,7 @@ class Intake:
             self._held -= 1
 
     def _refuse_when_paused(self, share: Share) -> None:
-        reason = self._paused() or self._rounds.frozen(share.round_id)
+        reason = self._paused() or self._round_paused(share.round_id)
         if reason is not None:
             raise ShareRefused(503, f"shares cannot be taken now: {reason}")
 

@@ -11,6 +11,7 @@ A round whose tree cannot be followed holds up no other.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,10 @@ from proofs import CommitmentTree, ProofsError
 __all__ = ["Anchor", "TreeKeeper"]
 
 _LONGEST_REST = 30.0
+
+# Contradictions in a row after which nothing is done by a tree: one may come of a node that shows a block before it has
+# executed it, or of two nodes behind one address.
+_CONTRADICTIONS = 2
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class TreeKeeper:
         self._log = structlog.get_logger("helper.chain")
         self._kept: dict[bytes, Kept] = {}
         self._trouble: dict[bytes, _Trouble] = {}
+        self._contradicted: Counter[bytes] = Counter()  # answers in a row that cannot be, by round
         self._pace = Pace()
         self._look: Look | None = None  # at the list of rounds, which is read right before the trees
         self._ended = 0.0  # when the last sync or look at the head ended: the next list was asked for later
@@ -97,6 +103,14 @@ class TreeKeeper:
         """The root that was checked at a height since the start; None when none was."""
         kept = self._kept.get(round_id)
         return kept.anchors.get(height) if kept else None
+
+    def contradicted(self, round_id: bytes) -> str | None:
+        """Why nothing of a round may be taken or revealed now, or None: whatever node was asked lately showed a tree
+        that cannot be.
+        """
+        if self._contradicted[round_id] < _CONTRADICTIONS:
+            return None
+        return "no node shows the round's tree as it should be"
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
         """The 24 siblings of a leaf under an anchor's root, leaf level first. `KeyError` for a round
@@ -191,6 +205,7 @@ class TreeKeeper:
         for round_id in [round_id for round_id in self._kept if round_id not in there]:
             del self._kept[round_id]
             self._trouble.pop(round_id, None)
+            self._contradicted.pop(round_id, None)
 
     def _rests(self, round_id: bytes) -> bool:
         trouble = self._trouble.get(round_id)
@@ -208,6 +223,7 @@ class TreeKeeper:
         except Exception as error:
             self._note(known, error)
             raise
+        self._contradicted.pop(known.round_id, None)
         if self._trouble.pop(known.round_id, None) is not None:
             self._log.info("tree is followed again", round=known.round_id.hex()[:8])
 
@@ -223,7 +239,11 @@ class TreeKeeper:
     async def _look_at(self, known: Round, endpoint: Endpoint) -> None:
         """Follow an endpoint's word, and note what it must have known when it was asked."""
         head, began = endpoint.health.head, self._endpoints.clock.now()
-        await self._follow(known, endpoint)
+        try:
+            await self._follow(known, endpoint)
+        except ChainAnswerError:
+            self._contradicted[known.round_id] += 1
+            raise
         if head is not None:
             self._pace.saw(head, began)
             kept = self._kept[known.round_id]

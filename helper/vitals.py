@@ -7,6 +7,7 @@ from typing import Any
 from helper.chain.failover import Endpoints
 from helper.chain.follow import ChainFollower
 from helper.chain.listener import Listener
+from helper.chain.models import RoundStatus
 from helper.circuits import CircuitChoice
 from helper.clock import Clock
 from helper.processor import Gate
@@ -75,7 +76,19 @@ class Vitals:
         away = newest is None or self._clock.now() - newest > self._stale_after
         if away or self._endpoints.out_of_step:
             return "no node is in step with the chain"
-        return None
+        return self._all_rounds_paused()
+
+    def round_paused(self, round_id: bytes) -> str | None:
+        """Why nothing of this round may be taken or revealed now though nodes are in step, or None: none of them shows
+        the round, or its tree, as it should be.
+        """
+        return self._rounds.frozen(round_id) or self._trees.contradicted(round_id)
+
+    def _all_rounds_paused(self) -> str | None:
+        """Why no round that takes votes can be worked on, or None: where one can, the others hold it up in nothing."""
+        open_rounds = [known for known in self._rounds.all() if known.status is RoundStatus.ACTIVE]
+        reasons = [self.round_paused(known.round_id) for known in open_rounds]
+        return reasons[0] if reasons and all(reasons) else None
 
     def gate(self) -> Gate:
         """What may be dispatched now."""
@@ -92,8 +105,9 @@ class Vitals:
             known.round_id
             for known in self._rounds.active()
             if head.time < known.vote_end_time and self._trees.anchor(known.round_id) is not None
+            if self._trees.contradicted(known.round_id) is None
         )
-        return Gate(rounds, head.time + self._tolerance, self._circuits.paused)
+        return Gate(rounds, head.time + self._tolerance, self._circuits.paused or self._all_rounds_paused())
 
     def facts(self) -> dict[str, Any]:
         """For operators: health, timings, pauses; nothing of one share."""

@@ -49,6 +49,7 @@ class Recorded:
             clock=clock,
             wake=lambda: None,
             paused=lambda: None,
+            round_paused=lambda _: None,
         )
         view = WalletView(intake=intake, store=self.store, rounds=self.chain, trees=self.chain, ready=lambda: True)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(view)), base_url="http://helper")

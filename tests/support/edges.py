@@ -136,6 +136,9 @@ class FakeTrees:
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         return self.known.get(height)
 
+    def contradicted(self, round_id: bytes) -> str | None:
+        return None
+
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
         return bytes(24 * 32)
 
@@ -153,6 +156,9 @@ class FakeRounds:
 
     def frozen(self, round_id: bytes) -> str | None:
         return self.odd.get(round_id)
+
+    def all(self) -> list[Round]:
+        return self.active()
 
     def active(self) -> list[Round]:
         return [] if ROUND in self.closed else [make_round(ROUND, end=self.end)]

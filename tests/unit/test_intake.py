@@ -53,6 +53,7 @@ class House:
             clock=self.clock,
             wake=self.wake,
             paused=lambda: self.pause,
+            round_paused=self.chain.frozen,
         )
 
     def wake(self) -> None:

@@ -43,6 +43,7 @@ class House(Setting):
             clock=self.clock,
             wake=lambda: None,
             paused=lambda: self.pause,
+            round_paused=lambda _: None,
         )
 
     async def sync(self) -> None:

@@ -174,6 +174,44 @@ async def test_with_only_a_liar_nothing_changes(kind: str) -> None:
     assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
 
 
+async def test_a_tree_that_every_node_contradicts_twice_is_of_no_use_until_one_shows_it() -> None:
+    setting, chain, other = Setting(), Chain(), Chain()
+    chain.append(60, 1, 2)
+    other.append(60, 7, 8)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    other.show(*setting.nodes)
+    for said in (None, "no node shows the round's tree as it should be"):
+        with pytest.raises(ChainUnavailable):
+            await setting.trees.sync(101)
+        assert setting.trees.contradicted(ROUND_ID) == said
+        setting.clock.advance(2)
+    setting.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
+    with pytest.raises(ChainUnavailable):
+        await setting.trees.sync(101)
+    assert setting.trees.contradicted(ROUND_ID), "nobody else has shown it since"
+    setting.nodes[0].faults.clear()
+    setting.clock.advance(10)
+    chain.show(*setting.nodes)
+    await setting.trees.sync(102)
+    assert setting.trees.contradicted(ROUND_ID) is None
+
+
+async def test_a_tree_that_one_node_contradicts_is_of_use_while_another_shows_it() -> None:
+    setting, chain, other = Setting("a", "b"), Chain(), Chain()
+    chain.append(60, 1, 2)
+    other.append(60, 7, 8)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    other.show(setting.nodes[0])
+    for head in (101, 102, 103):
+        await setting.trees.sync(head)
+        setting.clock.advance(3)
+        assert setting.trees.contradicted(ROUND_ID) is None
+
+
 async def test_another_trees_root_at_a_known_height() -> None:
     setting, chain, other = Setting("a", "b"), Chain(), Chain()
     chain.append(60, 1, 2)

@@ -34,6 +34,7 @@ class Wallets:
             clock=self.clock,
             wake=lambda: None,
             paused=lambda: self.pause,
+            round_paused=lambda _: None,
         )
         self.view = WalletView(
             intake=intake,
