@@ -1,0 +1,58 @@
+"""An operator's command as a process of its own, timed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a command came to.
+
+    Attributes:
+        code: its exit status.
+        out: what it wrote to stdout.
+        err: and to stderr.
+        seconds: how long it took, by the wall.
+    """
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    def json(self) -> Any:
+        """The machine's line of a command that went well."""
+        assert self.code == 0, f"exit status {self.code}: {self.err}"
+        return json.loads(self.out)
+
+
+async def command(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:
+    """Run `svote-helper` with these arguments to its end."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "helper", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**clean, **(env or {})},
+    )
+    try:
+        async with asyncio.timeout(PATIENCE):
+            out, err = await process.communicate()
+    except BaseException:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        raise
+    return Ran(process.returncode or 0, out.decode(), err.decode(), time.monotonic() - began)
