@@ -17,13 +17,6 @@ PATIENCE = 60.0
 """Seconds after which something that was waited for counts as not happening."""
 
 
-def free_port() -> int:
-    """A port of loopback that nobody has now: for what comes back under the same address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Process:
     """A child that says by a file when it listens."""
 
