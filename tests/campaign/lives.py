@@ -29,6 +29,8 @@ AHEAD = 5.0
 """Seconds, about three lives, over which the other shares of a vote fall due."""
 DRAIN = 90.0
 """Seconds for what is left when the last life has begun."""
+START = 300.0
+"""Seconds in which a life must be up without help, on a machine that others use too."""
 FREE_DEATHS = 2
 """How many workers may die under a share before it costs the share an attempt."""
 
@@ -62,9 +64,12 @@ class Lives:
         self.helper.launch(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.tally))
 
     async def ready(self) -> None:
-        """Wait until this life is up."""
+        """Wait until this life is up; real provers make their keys first, at low priority."""
         await self.helper.listening()
-        await self.helper.ready()
+        async with self.helper.patience("is ready", START):
+            while True:
+                with contextlib.suppress(AssertionError):
+                    return await self.helper.ready()
 
     async def run(self, end: Callable[[int], Awaitable[None]]) -> None:
         """All lives and the last one; `end` is called with a life's number right after its launch, and ends it.
