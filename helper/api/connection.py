@@ -126,7 +126,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is out; what is left of its request's body must not take for ever."""
         super().on_response_complete()
-        if self.cycle.response_complete and not self._in_head and self._timer is None:
+        if self._in_head or not self.cycle.response_complete:
+            return
+        if self.expect_100_continue:
+            # Whoever asked whether to send a body and was answered need not send it: what comes next may be anything.
+            self.transport.close()
+        elif self._timer is None:
             self._arm()
 
     # What is done about it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -31,6 +32,7 @@ class Crowd:
     def __init__(self, chain: Chain, urls: Callable[[], Sequence[str]], dice: random.Random) -> None:
         self.ledger = Ledger()
         self.refused: list[tuple[int, str]] = []
+        self.answers: Counter[int] = Counter()
         self._chain = chain
         self._urls = urls
         self._dice = dice
@@ -88,6 +90,7 @@ class Crowd:
                         answer = await http.post(url + SHARES, json=body, timeout=30)
                 except (httpx.HTTPError, TimeoutError):
                     continue
+                self.answers[answer.status_code] += 1
                 if answer.status_code == 200:
                     self.ledger.acknowledge(share.nullifier, time.time(), time.monotonic() - began)
                     return

@@ -159,6 +159,14 @@ async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
         assert len(cut) == 3, "to say nothing, or to come when it is full, is no offence"
 
 
+async def test_a_body_that_was_asked_about_and_refused_may_stay_away() -> None:
+    async with serving(PATIENT) as port:
+        client = await Client.connect(port)
+        head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        assert json.loads(await client.ask(head))["error"] == "method not allowed"
+        assert await client.rest() == b"", "the next request would be taken for the body"
+
+
 async def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
     async with serving(SOON) as port:
         idle = await Client.connect(port)

@@ -1,0 +1,138 @@
+"""Payloads that were broken in a way: bytes flipped, cut, repeated; any value replaced by one that hurts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+HOLE = "\ue000"
+LONG = b"9" * 5000
+HURTFUL: Sequence[bytes] = (
+    b"null",
+    b"true",
+    b"-1",
+    b"0",
+    b"-0",
+    b"15",
+    b"16",
+    b"1.0",
+    b"1e0",
+    b"1e999",
+    b"-1e-999",
+    b"NaN",
+    b"Infinity",
+    b"0x10",
+    b"01",
+    b"16777216",
+    b"9223372036854775807",
+    b"9223372036854775808",
+    b"18446744073709551616",
+    LONG,
+    b'""',
+    b'"0"',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b'"\xff\xfe"',
+    b'"\xed\xa0\x80"',
+    b'"\xe2\x80\xa8"',
+    b'"' + b"A" * 43 + b'="',
+    b'"' + b"A" * 42 + b'B="',
+    b'"' + b"/" * 43 + b'="',
+    b'"' + b"f" * 64 + b'"',
+    b'"' + b"A" * 20_000 + b'"',
+    '"{}"'.format("٣" * 64).encode(),
+    b"[]",
+    b"{}",
+    b"[" * 1500 + b"]" * 1500,
+    b'{"a":' * 1500,
+    b"[null,null]",
+    b"[" + b"0," * 15 + b"0]",
+    b'{"c1":null,"c2":null}',
+    b"",
+    b",",
+    b'"unclosed',
+    b'"a":1,"b"',
+)
+"""What takes a value's place."""
+
+
+class Mutator:
+    """Broken payloads without end.
+
+    Args:
+        payloads: what wallets really send.
+        dice: which of them, and what happens to it.
+    """
+
+    def __init__(self, payloads: Sequence[dict[str, Any]], dice: random.Random) -> None:
+        self._dice = dice
+        self._whole = [json.dumps(payload).encode() for payload in payloads]
+        self._holes = [pieces for payload in payloads for pieces in _holes(payload)]
+        self._values = [*HURTFUL, *(value for _, value, _ in self._holes)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield self.one()
+
+    def one(self) -> bytes:
+        """One of them: a value replaced, or bytes changed, or both."""
+        dice = self._dice
+        kind = dice.random()
+        if kind < 0.6:
+            before, _, after = dice.choice(self._holes)
+            payload = before + dice.choice(self._values) + after
+        else:
+            payload = dice.choice(self._whole)
+        if kind < 0.5:
+            return payload
+        changed = bytearray(payload)
+        for _ in range(dice.randint(1, 4)):
+            self._change(changed)
+        return bytes(changed)
+
+    def _change(self, payload: bytearray) -> None:
+        dice = self._dice
+        begin = dice.randrange(len(payload) + 1)
+        end = min(len(payload), begin + dice.randint(0, 40))
+        match dice.randrange(6):
+            case 0:
+                payload[begin : begin + 1] = bytes([dice.randrange(256)])
+            case 1:
+                del payload[begin:end]
+            case 2:
+                payload[begin:begin] = payload[begin:end] * dice.randint(1, 3)
+            case 3:
+                payload[begin:begin] = dice.randbytes(dice.randint(1, 8))
+            case 4:
+                payload[begin:begin] = dice.choice(HURTFUL)
+            case _:
+                del payload[begin:]
+
+
+def _holes(payload: dict[str, Any]) -> list[tuple[bytes, bytes, bytes]]:
+    """For every value within: the text before it, its own, and the text after."""
+    found = []
+    for path, value in _values(payload, ()):
+        if path[0] == "all_enc_shares" and len(path) > 1:
+            continue  # nobody reads it
+        before, after = json.dumps(_replaced(payload, path), ensure_ascii=False).split(f'"{HOLE}"')
+        found.append((before.encode(), json.dumps(value).encode(), after.encode()))
+    return found
+
+
+def _values(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if path:
+        yield path, node
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in inner:
+        yield from _values(value, (*path, key))
+
+
+def _replaced(node: Any, path: tuple[Any, ...]) -> Any:
+    if not path:
+        return HOLE
+    copy = dict(node) if isinstance(node, dict) else list(node)
+    copy[path[0]] = _replaced(node[path[0]], path[1:])
+    return copy
