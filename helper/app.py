@@ -208,7 +208,7 @@ class Service:
         wallets = bind_tcp(settings.host, settings.port)
         with contextlib.closing(wallets), unix_listener(self.config.socket_path) as control:
             servers: list[tuple[Server, Any]] = [
-                (make_server(self._wallet_app(), cut=self.limits.cut), wallets),
+                (make_server(self._wallet_app(), door=self.limits), wallets),
                 (make_server(make_operator_app(self.store, self._facts)), control),
             ]
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from helper.api.connection import ConnectionLimits, Cut, bounded
+from helper.api.connection import ConnectionLimits, Door, bounded
 from helper.errors import HelperError
 
 STOP_GRACE = 5
@@ -35,19 +35,19 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, cut: Cut | None = None) -> Server:
+def make_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door: Door | None = None) -> Server:
     """A server for one app; it is started with `serve(sockets=[…])` and stopped with `should_exit = True`.
 
     Args:
         app: what answers.
         limits: of its connections, the usual unless told.
-        cut: told who it was when a connection is refused before there was a request.
+        door: knows the clients; without it none has limits of its own.
     """
     return Server(
         uvicorn.Config(
             app,
             loop="none",
-            http=bounded(limits or ConnectionLimits(connections=connection_limit()), cut),
+            http=bounded(limits or connection_limits(), door),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -146,6 +146,12 @@ def _refuse_taken(path: Path) -> None:
 def _identity(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return found.st_dev, found.st_ino
+
+
+def connection_limits() -> ConnectionLimits:
+    """The usual ones, as far as this process's open files go; a quarter of the connections for one client."""
+    most = connection_limit()
+    return ConnectionLimits(connections=most, connections_each=max(MIN_CONNECTIONS, most // 4))
 
 
 def connection_limit(wanted: int = ConnectionLimits().connections) -> int:

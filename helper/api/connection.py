@@ -5,14 +5,16 @@ a body may be dragged on that nobody reads any more, and how many connections th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from helper.api.guard import RETRY_AFTER_SECONDS
+from helper.api.limits import costs
 from helper.wire import error_answer
 
 
@@ -25,16 +27,37 @@ class ConnectionLimits:
         request_seconds: to the end of its body. Whoever is slow with both is cut off within 10 s all the same.
         head_bytes: of a request line with its headers; also of what a body carries beside its content.
         connections: at once; one more is told to come again.
+        connections_each: of one client, so that nobody can take them all.
     """
 
     head_seconds: float = 9.0
     request_seconds: float = 9.5
     head_bytes: int = 64 << 10
     connections: int = 4096
+    connections_each: int = 1024
 
 
-Cut = Callable[[str | None], None]
-"""Told the peer's address when a connection is refused before there was a request; None on a unix socket."""
+class Door(Protocol):
+    """Who comes in, and what it costs to be thrown out."""
+
+    def who(self, peer: str | None) -> bytes | None:
+        """The client at the other end; None for one without limits: a trusted proxy, a unix socket (no address)."""
+        ...
+
+    def pay(self, client: bytes) -> None:
+        """This client's connection was refused before there was a request."""
+        ...
+
+
+class OpenDoor:
+    """Nobody is known."""
+
+    def who(self, peer: str | None) -> bytes | None:  # noqa: ARG002 (the protocol's)
+        """Nobody."""
+        return None
+
+    def pay(self, client: bytes) -> None:
+        """Nothing."""
 
 
 class _RefusedError(Exception):
@@ -45,10 +68,12 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with limits. `bounded` makes the class for other limits than the usual."""
 
     limits = ConnectionLimits()
-    cut: Cut = staticmethod(lambda _peer: None)
+    door: Door = OpenDoor()
+    held: ClassVar[Counter[bytes]] = Counter()  # connections by client
 
     def __init__(self, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
+        self._who: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._since = 0.0  # when the request under way, or the wait for it, began
         self._in_head = True  # or between two requests
@@ -61,7 +86,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request."""
         super().connection_made(cast("asyncio.Transport", transport))
-        if len(self.connections) > self.limits.connections:
+        self._who = self.door.who(self.client[0] if self.client else None)
+        if self._who is not None:
+            self.held[self._who] += 1
+        if self._who is not None and self.held[self._who] > self.limits.connections_each:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections at once, come again")
+        elif len(self.connections) > self.limits.connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections, come again")
         else:
             self._arm()
@@ -69,6 +99,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._disarm()
+        if self._who is not None:
+            self.held[self._who] -= 1
+            if not self.held[self._who]:
+                del self.held[self._who]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -177,19 +211,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self.transport.is_closing():
             return
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.cut(self.client[0] if self.client else None)
+        if self._who is not None and costs(status):
+            self.door.pay(self._who)
         if not self._answering():
             body = orjson.dumps(error_answer(message))
+            later = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
             head = (
-                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{later}"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
 
 
-def bounded(limits: ConnectionLimits, cut: Cut | None = None) -> type[BoundedProtocol]:
+def bounded(limits: ConnectionLimits, door: Door | None = None) -> type[BoundedProtocol]:
     """The protocol with these limits, as uvicorn takes it: a class."""
-    told = {} if cut is None else {"cut": staticmethod(cut)}
-    return type("Bounded", (BoundedProtocol,), {"limits": limits, **told})
+    return type("Bounded", (BoundedProtocol,), {"limits": limits, "door": door or OpenDoor(), "held": Counter()})

@@ -99,12 +99,9 @@ class RefusalLimits:
         """A request of this client was refused."""
         self._buckets.pay(client, self._clock.monotonic())
 
-    def cut(self, peer: str | None) -> None:
-        """A connection was cut before there was a request in it; a proxy does not pay for whoever that was."""
-        if peer is not None and not is_trusted(peer, self._trusted):
-            client = client_of(peer, (), ())
-            if client is not None:
-                self.pay(client)
+    def who(self, peer: str | None) -> bytes | None:
+        """Who opens a connection; a trusted proxy opens it for many, and does not pay for any of them."""
+        return None if is_trusted(peer, self._trusted) else client_of(peer, (), ())
 
 
 class Limited:

@@ -11,6 +11,12 @@ What must hold. Each slow connection is cut within 10 s, and honest POSTs stay q
 burst, with a Retry-After that is true; whom it forwards is believed of a trusted proxy only; honest wallets are refused
 nothing, duplicates neither. No 5xx, no answer that the description lacks, no row and no proof of all the rubbish; 200
 refusals a second. Of the honest shares none is lost, early or counted twice.
+
+Planted: `client_of` believes whoever forwards an address. Found: "flood, refusals that were not 429: 21107 (≤
+3809.59)". Planted: no timer from the end of the head to the end of the body. Found: "slow connections, longest until
+cut s: 15.1905 (≤ 10)"; that was the product's state. Planted together: only a 400 costs a token, base64 that is not
+ASCII is not caught, the leaf is not compared. Found: "flood, refusals that were not 429: 2330 (≤ 1183.86)", "errors
+of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)".
 """
 
 from __future__ import annotations
@@ -19,7 +25,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -39,6 +44,7 @@ from tests.campaign import witness
 from tests.campaign.attackers import SHARES, Answer, Ask, Flooded, Line, flood, siege
 from tests.campaign.base import Campaign, Findings, Setting
 from tests.campaign.crowd import Crowd
+from tests.campaign.described import described
 from tests.campaign.mutations import Mutator
 from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping
@@ -73,10 +79,10 @@ async def run(setting: Setting) -> Findings:
         for helper in (scene.usual, scene.lifted):
             await helper.knows_leaf(scene.round_id, max(position for _, position in cast))
         if setting.quick:
-            await asyncio.gather(_slow_clients(scene, cast), _described(scene))
+            await asyncio.gather(_slow_clients(scene, cast), described(findings, setting, scene.lifted.url, TOKEN))
         else:
             await _slow_clients(scene, cast)
-            await _described(scene)
+            await described(findings, setting, scene.lifted.url, TOKEN)
         await _floods(scene, cast)
         uncast = await _uncast(scene)
         _parsed(scene)
@@ -184,56 +190,6 @@ async def _again_and_again(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> 
     """The same shares once more, and once more."""
     while True:
         await scene.crowd.post(cast, lambda: 0)
-
-
-# The API's description
-
-
-async def _described(scene: Scene) -> None:
-    """Schemathesis, in a process of its own, over every operation that the helper describes."""
-    folder = scene.setting.folder
-    async with httpx.AsyncClient() as http:
-        document = (await http.get(f"{scene.lifted.url}/openapi.json")).json()
-    (folder / "openapi.json").write_text(json.dumps(document))
-    report = folder / "schemathesis.json"
-    options = {
-        "--url": scene.lifted.url,
-        "--header": f"X-Helper-Token: {TOKEN}",
-        "--seed": str(scene.setting.seed),
-        "--max-examples": scene.setting.scale("300", "10"),
-        "--phases": "coverage,fuzzing",
-        "--checks": "all",
-        # what is well formed must also be in a tree
-        "--exclude-checks": "positive_data_acceptance",
-        "--generation-database": "none",
-        "--report-json-path": str(report),
-    }
-    flags = [part for option in options.items() for part in option]
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "schemathesis.cli",
-            "run",
-            "openapi.json",
-            *flags,
-            "--no-color",
-            "--continue-on-failure",
-        ),
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    told, _ = await process.communicate()
-    if process.returncode != 0:
-        print(told.decode(errors="replace")[-6000:], file=sys.stderr)
-    cases = json.loads(report.read_text()) if report.exists() else {}
-    operations = sum(len(methods) for methods in document["paths"].values())
-    findings = scene.findings
-    findings.exactly("schemathesis, exit status", process.returncode or 0, 0)
-    findings.exactly("schemathesis, operations tested", cases.get("operations", {}).get("tested", 0), operations)
-    findings.figure("schemathesis, requests", cases.get("test_cases", {}).get("generated", 0))
-    findings.exactly("schemathesis, failures", len(cases.get("failures", ["no report"])), 0)
 
 
 # Broken payloads

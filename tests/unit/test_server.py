@@ -18,9 +18,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.api.app import wrapped
-from helper.api.connection import ConnectionLimits, Cut
+from helper.api.connection import ConnectionLimits, Door
 from helper.errors import HelperError
-from helper.server import SPARE_FILES, Server, bind_tcp, connection_limit, make_server, unix_listener
+from helper.server import (
+    MIN_CONNECTIONS,
+    SPARE_FILES,
+    Server,
+    bind_tcp,
+    connection_limit,
+    connection_limits,
+    make_server,
+    unix_listener,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -39,10 +48,10 @@ async def echo(request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: ConnectionLimits, cut: Cut | None = None) -> AsyncIterator[int]:
+async def serving(limits: ConnectionLimits, door: Door | None = None) -> AsyncIterator[int]:
     """A server with these limits; yields its port."""
     app = wrapped([Route("/hello", hello), Route("/echo", echo, methods=["POST"])])
-    server: Server = make_server(app, limits, cut=cut)
+    server: Server = make_server(app, limits, door=door)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE):
@@ -62,8 +71,8 @@ class Client:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, port: int, first: bytes = b"") -> Client:
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def connect(cls, port: int, first: bytes = b"", source: str = "127.0.0.1") -> Client:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
         client.writer.write(first)
         return client
 
@@ -148,15 +157,47 @@ async def test_who_is_slow_with_head_and_body_is_cut_off_all_the_same() -> None:
         assert await client.rest() == b""
 
 
+class Known:
+    """Knows each client by its address."""
+
+    def __init__(self) -> None:
+        self.paid: list[bytes] = []
+
+    def who(self, peer: str | None) -> bytes | None:
+        return peer.encode() if peer else None
+
+    def pay(self, client: bytes) -> None:
+        self.paid.append(client)
+
+
+async def test_one_client_cannot_take_all_connections() -> None:
+    limits = ConnectionLimits(head_seconds=60, connections=5, connections_each=2)
+    async with serving(limits, Known()) as port:
+        mine = [await Client.connect(port) for _ in range(2)]
+        for client in mine:
+            assert await client.ask() == b"hello"
+        told = await (await Client.connect(port)).rest()
+        assert error_of(told)[0] == 429
+        assert b"retry-after: 2\r\n" in told
+        other = await Client.connect(port, source="127.0.0.2")
+        assert await other.ask() == b"hello"
+        mine.pop().writer.close()
+        assert await mine[0].ask() == b"hello"
+        again = await Client.connect(port)
+        assert await again.ask() == b"hello", "who hangs up makes room"
+        for client in (*mine, other, again):
+            client.writer.close()
+
+
 async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
-    cut: list[str | None] = []
-    async with serving(SOON, cut.append) as port:
+    known = Known()
+    async with serving(SOON, known) as port:
         for begun in (b"GET /hel", b"no HTTP\r\n\r\n", ASK[:-2] + b"X: " + b"a" * 5000):
             error_of(await (await Client.connect(port, begun)).rest())
-        assert cut == ["127.0.0.1"] * 3
+        assert known.paid == [b"127.0.0.1"] * 3
         told = [await client.rest() for client in [await Client.connect(port) for _ in range(4)]]
         assert sorted(map(bool, told)) == [False, False, False, True]
-        assert len(cut) == 3, "to say nothing, or to come when it is full, is no offence"
+        assert len(known.paid) == 3, "to say nothing, or to come when it is full, is no offence"
 
 
 async def test_a_body_that_was_asked_about_and_refused_may_stay_away() -> None:
@@ -247,6 +288,7 @@ def test_connections_fit_into_the_open_files() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
         limit = connection_limit(4096)
+        assert connection_limits().connections_each == max(MIN_CONNECTIONS, limit // 4)
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert limit == min(4096, now - SPARE_FILES)
         assert now == 4096 + SPARE_FILES or now == hard

@@ -219,10 +219,12 @@ async def test_over_a_unix_socket_nobody_has_limits() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cut_connection_costs_its_peer_but_no_proxy() -> None:
+async def test_a_connection_is_its_peers_and_a_proxys_is_nobodys() -> None:
     flood = Flood()
-    for peer in (FOREIGN, PROXY, None):
-        for _ in range(3):
-            flood.limits.cut(peer)
+    peer = flood.limits.who(FOREIGN)
+    assert peer is not None
+    for _ in range(3):
+        flood.limits.pay(peer)
     assert (await flood.ask(FOREIGN)).status_code == 429
-    assert (await flood.ask(PROXY)).status_code == 404
+    assert flood.limits.who(PROXY) is None
+    assert flood.limits.who(None) is None
