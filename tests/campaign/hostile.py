@@ -16,7 +16,8 @@ Planted: `client_of` believes whoever forwards an address. Found: "flood, refusa
 3809.59)". Planted: no timer from the end of the head to the end of the body. Found: "slow connections, longest until
 cut s: 15.1905 (≤ 10)"; that was the product's state. Planted together: only a 400 costs a token, base64 that is not
 ASCII is not caught, the leaf is not compared. Found: "flood, refusals that were not 429: 2330 (≤ 1183.86)", "errors
-of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)".
+of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)". Planted: an
+answer of share-status that the description lacks. Found: "schemathesis, failures: 1 (= 0)".
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ async def _slow_clients(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> Non
     scene.findings.at_least("slow connections, least seconds", min(kept), 1)
     scene.findings.at_most("slow connections, longest until cut s", max(kept), 10)
     scene.findings.figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
-    scene.findings.at_most("honest POST p99 among slow clients s", percentile(waits, 0.99) or 60.0, 0.5)
+    # of the short form's hundred posts the 99th percentile would be the one that took longest
+    rank = scene.setting.scale(99, 95)
+    scene.findings.at_most(f"honest POST p{rank} among slow clients s", percentile(waits, rank / 100) or 60.0, 0.5)
 
 
 # Floods
