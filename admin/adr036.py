@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cosmpy.crypto.address import Address
-from cosmpy.crypto.keypairs import PrivateKey, PublicKey
-from ecdsa.errors import MalformedPointError
+if TYPE_CHECKING:
+    from cosmpy.crypto.address import Address
+    from cosmpy.crypto.keypairs import PrivateKey, PublicKey
 
 ACCOUNT_PREFIX: Final = "sv"
 VALIDATOR_PREFIX: Final = "svvaloper"
@@ -22,6 +23,25 @@ KEY_LENGTH: Final = 33
 SIGNATURE_LENGTH: Final = 64
 ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 """Number of points of secp256k1 (SEC 2, section 2.4.1)."""
+
+
+class _Library(NamedTuple):
+    """cosmpy's parts, and what it raises for bad points."""
+
+    address: type[Address]
+    private_key: type[PrivateKey]
+    public_key: type[PublicKey]
+    bad_point: type[Exception]
+
+
+@cache
+def _library() -> _Library:
+    """Loaded when the first address is looked at: it takes a fifth of a second of every start."""
+    from cosmpy.crypto.address import Address  # noqa: PLC0415
+    from cosmpy.crypto.keypairs import PrivateKey, PublicKey  # noqa: PLC0415
+    from ecdsa.errors import MalformedPointError  # noqa: PLC0415
+
+    return _Library(Address, PrivateKey, PublicKey, MalformedPointError)
 
 
 class SignatureRefusedError(Exception):
@@ -64,7 +84,7 @@ def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> Non
         # Its twin with the lower s is as valid: two encodings of one signature.
         raise SignatureRefusedError("signature: s is in the upper half")
     digest = hashlib.sha256(sign_doc(data, signer)).digest()
-    if not PublicKey(pub_key).verify_digest(digest, signature):
+    if not _library().public_key(pub_key).verify_digest(digest, signature):
         raise SignatureRefusedError("signature: does not verify")
 
 
@@ -76,16 +96,18 @@ def address_of(pub_key: bytes, prefix: str = ACCOUNT_PREFIX) -> str:
     """
     if len(pub_key) != KEY_LENGTH or pub_key[0] not in (2, 3):
         raise SignatureRefusedError(f"pub_key: is not a compressed key of {KEY_LENGTH} bytes")
+    library = _library()
     try:
-        return str(Address(PublicKey(pub_key), prefix))
-    except MalformedPointError:
+        return str(library.address(library.public_key(pub_key), prefix))
+    except library.bad_point:
         raise SignatureRefusedError("pub_key: is not a point of the curve") from None
 
 
 def is_address(text: str, prefix: str = ACCOUNT_PREFIX) -> bool:
     """Whether a text is an address of 20 bytes with this prefix and a right checksum, in lower case."""
+    address = _library().address
     try:
-        return str(Address(bytes(Address(text)), prefix)) == text
+        return str(address(bytes(address(text)), prefix)) == text
     except RuntimeError:
         return False
 
@@ -98,7 +120,8 @@ def validator_address(account: str) -> str:
     """
     if not is_address(account):
         raise ValueError("not an account address")
-    return str(Address(bytes(Address(account)), VALIDATOR_PREFIX))
+    address = _library().address
+    return str(address(bytes(address(account)), VALIDATOR_PREFIX))
 
 
 def sign(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
@@ -109,7 +132,7 @@ def sign(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
     """
     if len(private_key) != 32 or not 0 < int.from_bytes(private_key, "big") < ORDER:
         raise ValueError("not a private key of secp256k1: 32 bytes, not zero, below the curve's order")
-    key = PrivateKey(private_key)
+    key = _library().private_key(private_key)
     pub_key: bytes = key.public_key.public_key_bytes
     signer = address_of(pub_key)
     signature = key.sign(sign_doc(data, signer), deterministic=True, canonicalise=True)

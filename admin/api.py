@@ -29,7 +29,7 @@ from helper.api.limits import RefusalLimits
 from helper.clock import Clock
 from helper.errors import ChainError, StoreError
 
-log = structlog.get_logger("admin.api")
+log = structlog.get_logger("helper.admin")
 
 _CORS: Final = ((b"access-control-allow-origin", b"*"),)
 _PREFLIGHT: Final = {

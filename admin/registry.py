@@ -16,7 +16,7 @@ from helper.chain.client import ChainClient
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 
-log = structlog.get_logger("admin.registry")
+log = structlog.get_logger("helper.admin")
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from helper.chain.listing import ListedRound, Total
 from helper.clock import Clock
 from helper.errors import ChainError
 
-log = structlog.get_logger("admin.rounds")
+log = structlog.get_logger("helper.admin")
 
 LOOK_AGAIN: Final = 5.0
 """Seconds for which the nodes are not asked again."""

@@ -18,7 +18,7 @@ from admin.store import AdminStore
 from helper.clock import Clock
 from helper.errors import HelperError
 
-log = structlog.get_logger("admin.config")
+log = structlog.get_logger("helper.admin")
 
 INTERVAL: Final = 60.0
 """Seconds between two fetches."""

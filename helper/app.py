@@ -7,18 +7,13 @@ those under way finish, the queue lets go, the workers end, the database closes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
-from starlette.types import ASGIApp
 
 import proofs
-from helper.api.app import make_app
-from helper.api.limits import RefusalLimits
-from helper.api.operator import make_operator_app
 from helper.api.wallet import WalletView
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
@@ -28,16 +23,18 @@ from helper.chain.listener import Listener
 from helper.circuits import CircuitChoice
 from helper.clock import Clock, SystemClock
 from helper.config import Config
+from helper.doors import Doors
 from helper.errors import HelperError
 from helper.hardening import harden_process
 from helper.intake import Intake
 from helper.processor import Processor
 from helper.prover.pool import DEFAULT_COMMAND, ProverPool, WorkerCommand
+from helper.reception import Reception
 from helper.retention import Retention
 from helper.reveal import Revealer
 from helper.rounds import RoundBook
-from helper.server import Server, bind_tcp, make_server, unix_listener
 from helper.store.sqlite import SqliteStore
+from helper.supervise import supervise
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
 from helper.vitals import Vitals
@@ -80,12 +77,6 @@ class Service:
             nice=config.prover.nice,
             timeout=config.prover.timeout_seconds,
             command=prover_command,
-        )
-        self.limits = RefusalLimits(
-            self.clock,
-            burst=config.helper.refused_burst,
-            per_second=config.helper.refused_per_second,
-            trusted=config.trusted_networks,
         )
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
@@ -173,14 +164,16 @@ class Service:
         """
         for failure in harden_process():
             log.warning("not hardened", reason=failure)
+        doors = Doors(self.config, endpoints=self.endpoints, clock=self.clock)
+        doors.join_queue(self.wallet_view, self.store, self.rounds, self._facts)
         await self.store.open()
         try:
             recovered = await self.store.recover()
             log.info("queue opened", recovered=recovered)
             await self.rounds.restore()
             await self.trees.restore()
-            async with self._servers(started) as servers:
-                await self._work(servers)
+            async with doors.open(started) as servers:
+                await self._work(servers, doors.parts)
         finally:
             await self.store.close()
 
@@ -192,38 +185,12 @@ class Service:
             "in_hand": self.processor.proving,
         }
 
-    def _wallet_app(self) -> ASGIApp:
-        settings = self.config.helper
-        return make_app(
-            self.wallet_view,
-            api_token=settings.api_token,
-            expose_queue_status=settings.expose_queue_status,
-            limits=self.limits,
-        )
-
-    @contextlib.asynccontextmanager
-    async def _servers(self, started: Callable[[str], None]) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        """Both servers, from listening to the end of the last request."""
-        settings = self.config.helper
-        wallets = bind_tcp(settings.host, settings.port)
-        with contextlib.closing(wallets), unix_listener(self.config.socket_path) as control:
-            servers: list[tuple[Server, Any]] = [
-                (make_server(self._wallet_app(), door=self.limits), wallets),
-                (make_server(make_operator_app(self.store, self._facts)), control),
-            ]
-            tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
-            host, port = wallets.getsockname()[:2]
-            started(f"http://{host}:{port}")
-            try:
-                yield tasks
-            finally:
-                for server, _ in servers:
-                    server.should_exit = True
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _work(self, servers: Sequence[asyncio.Task[None]]) -> None:
+    async def _work(
+        self, servers: Sequence[asyncio.Task[None]], beside: Mapping[str, Coroutine[Any, Any, None]]
+    ) -> None:
         """Everything that runs for ever, until `stop` is called. A part that ends by itself ends the service."""
         parts = {
+            **beside,
             "follower": self.follower.run(),
             "listener": self.listener.run(),
             "prover": self.prover.run(),
@@ -231,22 +198,10 @@ class Service:
             "reconciler": self._reconcile(),
             "database check": self._check_database(),
         }
-        stop = asyncio.create_task(self._wait_stop())
-        tasks = [stop, *(asyncio.create_task(part, name=name) for name, part in parts.items())]
         try:
-            done, _ = await asyncio.wait([*tasks, *servers], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stop}:
-                task.result()
-                if not self._stop.is_set():
-                    raise HelperError(f"the {task.get_name()} ended by itself", advice="Look into the log and restart.")
+            await supervise(parts, servers, self._stop)
         finally:
-            for task in reversed(tasks):
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self.endpoints.aclose()
-
-    async def _wait_stop(self) -> None:
-        await self._stop.wait()
 
     async def _process(self) -> None:
         """The queue, once provers are warm and the chain's circuit is chosen."""
@@ -314,7 +269,15 @@ def _endpoints(config: Config, clock: Clock) -> Endpoints:
     )
 
 
-async def run_service(service: Service, *, started: Callable[[str], None] = lambda _: None) -> None:
+def make_service(config: Config) -> Service | Reception:
+    """What these settings ask for: the whole helper, or all but its queue."""
+    if not config.helper.disable:
+        return Service(config)
+    clock = SystemClock()
+    return Reception(config, endpoints=_endpoints(config, clock), clock=clock)
+
+
+async def run_service(service: Service | Reception, *, started: Callable[[str], None] = lambda _: None) -> None:
     """Run a service until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

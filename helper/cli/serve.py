@@ -30,13 +30,13 @@ def serve(
 
     flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
-    if settings.helper.disable:
-        say("the helper is disabled ([helper] disable = true); nothing else is set up to run")
+    if settings.helper.disable and settings.admin.disable and not settings.ui.enable:
+        say("the helper is disabled ([helper] disable = true), and nothing else is set up to run")
         return
     # and here, so that a mistake in the settings needs no native code to be told
     import uvloop  # noqa: PLC0415
 
-    from helper.app import Service, run_service  # noqa: PLC0415
+    from helper.app import make_service, run_service  # noqa: PLC0415
     from helper.telemetry.log import configure  # noqa: PLC0415
 
     configure(settings.log.level, settings.log.format)
@@ -48,4 +48,4 @@ def serve(
             partial.write_text(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
             partial.replace(ready_file)
 
-    uvloop.run(run_service(Service(settings), started=started))
+    uvloop.run(run_service(make_service(settings), started=started))

@@ -14,6 +14,7 @@ NOT_SETTINGS: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables that no setting is taken from."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"
+ADMIN_DATABASE: Final = "svote-admin.db"
 
 
 def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from helper.config.files import DEFAULT_DATABASE
+from helper.config.files import ADMIN_DATABASE, DEFAULT_DATABASE
 
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
@@ -196,7 +196,9 @@ class AdminSection(Section):
 
     disable: Switch = Field(False, description="Do not serve /api.")
     config_url: OptionalUrl = Field("", description="Where the published voting configuration is fetched from.")
-    db_path: FilePath = Field("svote-admin.db", description="The database with the registrations.")
+    db_path: Text = Field(
+        "", description=f"The database with the registrations; empty is {ADMIN_DATABASE} beside the queue's database."
+    )
     mode: Literal["production", "development"] = Field(
         "production",
         description="In production a validator's URL must be a public https address; in development it may be any.",
@@ -302,6 +304,11 @@ class Config(Section):
     def db_path(self) -> Path:
         """The database; a relative one is relative to the working directory."""
         return Path(self.helper.db_path)
+
+    @property
+    def admin_db_path(self) -> Path:
+        """The registrations' database: as set, or beside the queue's."""
+        return Path(self.admin.db_path) if self.admin.db_path else self.db_path.parent / ADMIN_DATABASE
 
     @property
     def socket_path(self) -> Path:

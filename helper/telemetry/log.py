@@ -56,6 +56,7 @@ FIELDS: Final = frozenset(
         "circuit",
         "endpoint",
         "fingerprint",
+        "operator",
         "height",
         "remembered",
         "round",

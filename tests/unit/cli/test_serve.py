@@ -86,7 +86,8 @@ def test_other_command_lines_are_for_their_own_parser(
 
 
 def test_a_disabled_helper_says_so_and_ends(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(settings(tmp_path, "disable = true"))]
+    nothing = settings(tmp_path, "disable = true\n[admin]\ndisable = true\n")
+    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(nothing)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert "disabled" in done.stderr
 

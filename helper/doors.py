@@ -1,0 +1,185 @@
+"""Everything that listens, and what stands behind it beside the queue: the wallets' port with the admin API, the
+operators' events and the page on it, and the control socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from admin.api import ChainFacts, UiConfig
+from admin.desk import AdminDesk
+from helper.api.app import make_app, wrapped
+from helper.api.events import events_route
+from helper.api.limits import RefusalLimits
+from helper.api.operator import make_operator_app
+from helper.api.page import Page
+from helper.api.wallet import WalletView
+from helper.chain.failover import Endpoints
+from helper.clock import Clock
+from helper.config import Config
+from helper.rounds import RoundBook
+from helper.server import Server, bind_tcp, make_server, unix_listener
+from helper.store.base import Outlook, Queue
+from helper.telemetry.feed import Feed
+from helper.telemetry.overview import overview
+
+FAILURES_SHOWN = 20
+BUILT_PAGE = Path(__file__).resolve().parent.parent / "ui_dist"
+"""The page that comes along."""
+
+Facts = Callable[[], Mapping[str, Any]]
+
+
+class QueueStore(Queue, Outlook, Protocol):
+    """What operators may look at."""
+
+
+class Doors:
+    """What is served, and where.
+
+    Args:
+        config: the settings.
+        endpoints: the chain's nodes, which the admin part asks about staking.
+        clock: the time.
+    """
+
+    def __init__(self, config: Config, *, endpoints: Endpoints, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._limits = RefusalLimits(
+            clock,
+            burst=config.helper.refused_burst,
+            per_second=config.helper.refused_per_second,
+            trusted=config.trusted_networks,
+        )
+        self._page = _page(config)
+        self._desk = _desk(config, endpoints, clock)
+        self._feed: Feed | None = None
+        self._wallets: ASGIApp = wrapped(self._more(), self._limits)
+        self._operators: ASGIApp | None = None
+
+    def join_queue(self, view: WalletView, store: QueueStore, rounds: RoundBook, facts: Facts) -> None:
+        """Serve the queue too: to wallets, and to operators.
+
+        Args:
+            view: what wallets may ask of.
+            store: what operators may look at.
+            rounds: the rounds known.
+            facts: what only the running service knows.
+        """
+        self._feed = Feed(_snapshot(store, rounds, facts, self._clock), clock=self._clock, name=secrets.token_hex(4))
+        settings = self._config.helper
+        self._wallets = make_app(
+            view,
+            api_token=settings.api_token,
+            expose_queue_status=settings.expose_queue_status,
+            limits=self._limits,
+            more=[events_route(self._feed, self._config.operator.token), *self._more()],
+        )
+        self._operators = make_operator_app(store, facts)
+
+    @property
+    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What has to run for ever behind the doors, by name."""
+        found: dict[str, Coroutine[Any, Any, None]] = {}
+        if self._desk is not None:
+            found["admin desk"] = self._desk.run()
+        if self._feed is not None:
+            found["feed"] = self._feed.run()
+        return found
+
+    @contextlib.asynccontextmanager
+    async def open(self, started: Callable[[str], None]) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+        """All of it, from listening to the end of the last request; yields the servers' tasks.
+
+        Args:
+            started: called with the wallets' base URL once the sockets listen.
+
+        Raises:
+            HelperError: an address cannot be had, or the registrations' file cannot be opened.
+        """
+        settings = self._config.helper
+        async with contextlib.AsyncExitStack() as stack:
+            if self._desk is not None:
+                await stack.enter_async_context(self._desk.opened())
+            wallets = stack.enter_context(contextlib.closing(bind_tcp(settings.host, settings.port)))
+            servers: list[tuple[Server, Any]] = [(make_server(self._wallets, door=self._limits), wallets)]
+            if self._operators is not None:
+                control = stack.enter_context(unix_listener(self._config.socket_path))
+                servers.append((make_server(self._operators), control))
+            tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
+            host, port = wallets.getsockname()[:2]
+            started(f"http://{host}:{port}")
+            try:
+                yield tasks
+            finally:
+                if self._feed is not None:
+                    self._feed.close()
+                for server, _ in servers:
+                    server.should_exit = True
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _more(self) -> list[BaseRoute]:
+        """The routes beside the queue's; the page is the last, as it answers every path."""
+        routes: list[BaseRoute] = []
+        if self._desk is not None:
+            routes.append(self._desk.mount)
+        if self._page is not None:
+            routes.append(self._page.route())
+        return routes
+
+
+def _page(config: Config) -> Page | None:
+    if not config.ui.enable:
+        return None
+    return Page(Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE)
+
+
+def _desk(config: Config, endpoints: Endpoints, clock: Clock) -> AdminDesk | None:
+    if config.admin.disable:
+        return None
+    ui = config.ui
+    rpc = next((url for url in config.chain_rpc if url), "")
+
+    def facts() -> ChainFacts:
+        return ChainFacts(
+            chain_id=endpoints.chain_id,
+            rest=ui.chain_rest or config.chain_endpoints[0],
+            rpc=ui.chain_rpc or rpc,
+            denom=ui.chain_denom,
+        )
+
+    return AdminDesk(
+        db_path=config.admin_db_path,
+        config_url=config.admin.config_url,
+        ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
+        chain=endpoints,
+        facts=facts,
+        clock=clock,
+        trusted=config.trusted_networks,
+    )
+
+
+def _snapshot(
+    store: QueueStore, rounds: RoundBook, facts: Facts, clock: Clock
+) -> Callable[[], Awaitable[dict[str, Any]]]:
+    async def snapshot() -> dict[str, Any]:
+        now = clock.now()
+        return overview(
+            now=now,
+            facts=facts(),
+            rounds=rounds.all(),
+            counts=await store.counts(),
+            ahead=await store.due_ahead(now=now),
+            failures=await store.failures(limit=FAILURES_SHOWN),
+        )
+
+    return snapshot

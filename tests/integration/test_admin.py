@@ -1,0 +1,128 @@
+"""Validators join a running service; operators follow its queue; without a queue the rest still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from admin import adr036
+from devnet import ballot
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, cast_vote, helping, soon
+from tests.support.secrets import secrets_of, told_in
+from tests.unit.admin.parts import signed
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "operators-only"
+
+
+async def states(http: httpx.AsyncClient, url: str, number: int, **headers: str) -> list[tuple[str, dict[str, Any]]]:
+    """So many events: the name and the state of each."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    sent = {"Authorization": f"Bearer {TOKEN}", **headers}
+    async with asyncio.timeout(30), http.stream("GET", f"{url}/shielded-vote/v1/events", headers=sent) as stream:
+        assert stream.status_code == 200
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        async for line in stream.aiter_lines():
+            field, _, value = line.partition(": ")
+            if field == "id":
+                name = value
+            elif field == "data":
+                found.append((name, json.loads(value)))
+                if len(found) == number:
+                    break
+    return found
+
+
+async def registered(http: httpx.AsyncClient, helper: Helper) -> list[dict[str, Any]]:
+    answer = await http.get(f"{helper.url}/api/pending-validators")
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()
+    return found
+
+
+async def test_a_validator_waits_until_it_bonds(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
+    async with helping(tmp_path, http, chain) as helper:
+        body = signed(timestamp=int(time.time()))
+        answer = await http.post(f"{helper.url}/api/register-validator", json=body)
+        assert answer.json()["status"] == "pending"
+        (waiting,) = await registered(http, helper)
+        assert waiting["operator_address"] == body["operator_address"]
+        await chain.post(
+            "/devnet/validators",
+            {"operator_address": adr036.validator_address(body["operator_address"]), "moniker": "node"},
+        )
+        async with helper.patience("sees the validator bonded"):
+            while await registered(http, helper):
+                await asyncio.sleep(0.2)
+        again = signed(timestamp=int(time.time()) + 1)
+        answer = await http.post(f"{helper.url}/api/register-validator", json=again)
+        assert answer.json() == {"status": "registered"}
+        assert (await http.get(f"{helper.url}/api/chain")).json()["chain_id"] == "svote-devnet-1"
+
+
+async def test_operators_follow_the_queue_and_nobody_else(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> None:
+    round_id = await chain.open_round()
+    async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
+        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second(soon(600)))
+        ((first, state),) = await states(http, helper.url, 1)
+        (shown,) = [known for known in state["rounds"] if known["round_id"] == round_id.hex()]
+        assert (shown["waiting"], shown["confirmed"], sum(shown["due_per_minute"])) == (16, 0, 16)
+        assert shown["due_per_minute"][9:11] in ([0, 16], [16, 0])
+        told = json.dumps(state)
+        assert told_in(told, secrets_of(vote)) == []
+        assert all(share.nullifier.hex() not in told for share in vote.shares)
+        (second, _), (third, _) = await states(http, helper.url, 2, **{"Last-Event-ID": first})
+        assert [int(name.rpartition("-")[2]) for name in (second, third)] == [
+            int(first.rpartition("-")[2]) + ahead for ahead in (1, 2)
+        ]
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+            refused = await http.get(f"{helper.url}/shielded-vote/v1/events", headers=headers)
+            assert refused.status_code == 401
+        in_url = await http.get(f"{helper.url}/shielded-vote/v1/events", params={"token": TOKEN})
+        assert in_url.status_code == 401
+
+
+async def test_listeners_do_not_keep_a_service_from_stopping(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> None:
+    async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
+        listening = asyncio.ensure_future(states(http, helper.url, 1000))
+        async with helper.patience("has a listener"):
+            while not await states(http, helper.url, 1):
+                await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert await helper.stop() == 0
+        assert time.monotonic() - began < 10
+        assert len(await listening) < 1000
+
+
+async def test_without_a_token_there_are_no_events(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
+    async with helping(tmp_path, http, chain) as helper:
+        assert (await http.get(f"{helper.url}/shielded-vote/v1/events")).status_code == 404
+
+
+@pytest.mark.rule("R16")
+async def test_without_a_queue_validators_still_join(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
+    program = ("-m", "helper", "serve")
+    assert program != STAND_IN
+    helper = Helper(tmp_path, http, chain, program=program, helper={"disable": True})
+    await helper.start()
+    try:
+        answer = await http.post(f"{helper.url}/api/register-validator", json=signed(timestamp=int(time.time())))
+        assert answer.status_code == 200, answer.text
+        assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).status_code == 404
+        assert not helper.db.exists(), "no queue is made"
+        assert await helper.stop() == 0
+    finally:
+        await helper.kill()
