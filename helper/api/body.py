@@ -14,7 +14,10 @@ from helper.wire import MAX_BODY
 BODY_SECONDS: Final = 8.0
 """A body must be here in this time, so that a slow client is cut off within 10 s all in all."""
 MAX_BUFFERED: Final = 64 << 20
-"""Bytes of all bodies that are being read at once."""
+"""Bytes of all bodies that are being read at once, but for the beginning of each."""
+SMALL: Final = 16 << 10
+"""A body up to this size, three times a real one, is read however much is in memory: those who send large ones must
+not turn away those who do not. There are as many at once as connections."""
 
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 4 << 20
@@ -30,11 +33,19 @@ class BodyReader:
     Args:
         limit: bytes of the largest body.
         seconds: longest time that one body may take.
-        budget: bytes of all bodies together that may be in memory while they are read.
+        budget: bytes of all bodies together that may be in memory while they are read, `small` of each aside.
+        small: bytes up to which a body is read in any case.
     """
 
-    def __init__(self, limit: int = MAX_BODY, seconds: float = BODY_SECONDS, budget: int = MAX_BUFFERED) -> None:
+    def __init__(
+        self,
+        limit: int = MAX_BODY,
+        seconds: float = BODY_SECONDS,
+        budget: int = MAX_BUFFERED,
+        small: int = SMALL,
+    ) -> None:
         self._limit = limit
+        self._small = small
         self._seconds = seconds
         self._budget = budget
         self._buffered = 0
@@ -56,18 +67,22 @@ class BodyReader:
         try:
             with anyio.fail_after(self._seconds):
                 async for chunk in stream:
-                    size += len(chunk)
-                    self._buffered += len(chunk)
+                    before, size = size, size + len(chunk)
+                    self._buffered += self._large(size) - self._large(before)
                     if size > self._limit:
                         raise await self._too_large(request, stream)
-                    if self._buffered > self._budget:
+                    if size > self._small and self._buffered > self._budget:
                         raise HTTPException(429, "too much at once, come again", _CLOSE)
                     chunks.append(chunk)
         except TimeoutError:
             raise HTTPException(408, f"the body did not come within {self._seconds:g} s", _CLOSE) from None
         finally:
-            self._buffered -= size
+            self._buffered -= self._large(size)
         return b"".join(chunks)
+
+    def _large(self, size: int) -> int:
+        """The part of a body that counts."""
+        return max(0, size - self._small)
 
     async def _too_large(self, request: Request, stream: AsyncIterator[bytes]) -> HTTPException:
         """The refusal, after a moment of reading on into nothing.

@@ -30,8 +30,8 @@ class ConnectionLimits:
         connections_each: of one client, so that nobody can take them all.
     """
 
-    head_seconds: float = 9.0
-    request_seconds: float = 9.5
+    head_seconds: float = 8.5
+    request_seconds: float = 9.0
     head_bytes: int = 64 << 10
     connections: int = 4096
     connections_each: int = 1024

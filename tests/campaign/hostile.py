@@ -51,7 +51,8 @@ from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "round" / "shares.jsonl"
-SLOW, FLOODER, PROXY = "127.0.0.2", "127.0.0.4", "127.0.0.3"
+SLOW, PROXY, FLOODER = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+FORWARDED = "203.0.113.9"
 HONEST = "127.0.0.1"
 BURST, PER_SECOND = 800, 50
 LINES = 8
@@ -151,7 +152,7 @@ async def _floods(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> None:
     dice, enough = scene.setting.dice("disguises"), scene.setting.scale(10_000, 300)
     changing = [{"X-Forwarded-For": f"198.51.100.{dice.randrange(256)}"} for _ in range(100)]
     disguises = [{}, {"X-Forwarded-For": HONEST, "Forwarded": f"for={HONEST}"}, *changing]
-    through = [{"X-Forwarded-For": f"{HONEST}, 203.0.113.9"}, {"X-Forwarded-For": "203.0.113.9"}]
+    through = [{"X-Forwarded-For": f"{HONEST}, {FORWARDED}"}, {"X-Forwarded-For": FORWARDED}]
     waits = len(scene.crowd.ledger.waits)
     honest = asyncio.create_task(_again_and_again(scene, cast))
     try:
@@ -286,6 +287,9 @@ async def _judge(scene: Scene) -> None:
     )
     findings.exactly("rows of rubbish", rows, 0)
     findings.exactly("honest shares refused for good", len(scene.crowd.refused), 0)
+    written = scene.usual.log.read_bytes() + scene.usual.bytes_on_disk()
+    addresses = (SLOW, FLOODER, FORWARDED, "198.51.100.")
+    findings.exactly("client addresses in log and files", sum(written.count(one.encode()) for one in addresses), 0)
 
 
 CAMPAIGN = Campaign("hostile", run)

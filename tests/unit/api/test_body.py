@@ -91,12 +91,36 @@ async def test_a_body_that_does_not_come_is_408() -> None:
 
 
 async def test_all_bodies_together_are_bounded() -> None:
-    reader = BodyReader(budget=100)
+    reader = BodyReader(budget=100, small=0)
     with pytest.raises(HTTPException) as caught:
         await reader.read(request_of(b" " * 60, b" " * 60))
     assert caught.value.status_code == 429
     # what was given up is free again
     assert len(await reader.read(request_of(b" " * 90))) == 90
+
+
+async def test_who_sends_large_bodies_turns_away_nobody_who_sends_a_small_one() -> None:
+    reader = BodyReader(budget=100, small=10)
+    async with anyio.create_task_group() as group:
+        here = anyio.Event()
+
+        messages: list[Message] = [{"type": "http.request", "body": b" " * 110, "more_body": True}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            here.set()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        group.start_soon(reader.read, Request({"type": "http", "method": "POST", "headers": []}, receive))
+        await here.wait()
+        assert len(await reader.read(request_of(b" " * 5, b" " * 5))) == 10
+        with pytest.raises(HTTPException) as caught:
+            await reader.read(request_of(b" " * 5, b" " * 6))
+        assert caught.value.status_code == 429
+        group.cancel_scope.cancel()
+    assert len(await reader.read(request_of(b" " * 110))) == 110, "what was given up is free again"
 
 
 async def test_a_client_that_goes_away_is_no_error_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
