@@ -2,7 +2,8 @@
 
 A sent message is public the moment it leaves, so the same bytes may be sent again without giving anything away and
 without being counted twice: the chain counts a nullifier once. A new proof is made only when the old message can no
-longer get in, and not more often than every ten blocks, as each try costs the chain a verification.
+longer get in, and not more often than every ten blocks, as each try costs the chain a verification. Blocks in which
+nobody could send it, as the service or its nodes were away, say nothing against a message: it is sent first.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ def next_step(
         return Next.SEND
     if height <= last_height:
         return Next.WAIT
-    if height >= first_height + REPROVE_BLOCKS and outcome != Verdict.SPENT.name:
-        return Next.PROVE  # but a spent nullifier stays spent, whatever proof comes with it
     patience = 1 if outcome is None or outcome in _QUICK else PATIENCE_BLOCKS
-    return Next.SEND if height >= last_height + patience else Next.WAIT
+    waited = height >= last_height + patience
+    limit = first_height + REPROVE_BLOCKS
+    # a spent nullifier stays spent, whatever proof comes with it
+    if height >= limit and outcome != Verdict.SPENT.name:
+        away = height >= last_height + REPROVE_BLOCKS
+        sent_late = last_height >= limit  # after we were away: it is given its time as any other
+        if not away and (waited or not sent_late):
+            return Next.PROVE
+    return Next.SEND if waited else Next.WAIT
 
 
 _QUICK = frozenset(verdict.name for verdict in AT_NEXT_BLOCK | ONE_NODES_WORD)

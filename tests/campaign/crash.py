@@ -1,8 +1,9 @@
 """SIGKILL of the service and of its prover workers at random moments, while a crowd posts and shares come due.
 
 One kill in five hits the service while it still starts, the others at work; workers are killed in between. Nobody
-helps: the service is only started again. First with stand-in proofs, of which each is counted when a prover begins it;
-the full form does it once more with the real prover.
+helps: the service is only started again, one time in five after more blocks than a sent message is waited for. First
+with stand-in proofs, of which each is counted when a prover begins it; the full form does it once more with the real
+prover.
 
 What must hold: no acknowledged share lost, early or twice; the service is ready again after each kill; no more proofs
 made anew than kills × workers; no attempt spent, as a death that is not the share's fault costs it none (a third
@@ -26,6 +27,9 @@ from tests.support.harness import REAL, STAND_IN
 
 EARLY = 0.2
 """The part of the service's kills that hit it while it starts."""
+AWAY = 0.2
+"""The part of them after which the chain is so far ahead that what was sent might be given up."""
+BLOCKS_AWAY = 12
 STARTING = 1.2
 """Seconds in which it starts, about."""
 
@@ -68,6 +72,7 @@ async def _series(setting: Setting, part: Part, findings: Findings) -> None:
         setting, part.name, number=part.kills, shares=part.shares, seconds=0.08, program=part.program
     ) as story:
         early = set(dice.sample(range(part.kills), int(part.kills * EARLY)))
+        away = set(dice.sample(range(part.kills), int(part.kills * AWAY)))
         killed = 0
 
         async def end(life: int) -> None:
@@ -79,6 +84,8 @@ async def _series(setting: Setting, part: Part, findings: Findings) -> None:
                 wanted = -(-part.worker_kills * (life + 1) // part.kills) - killed
                 killed += await _live(story, dice.uniform(0, part.life), wanted, dice.random())
             await story.helper.kill()
+            if life in away:
+                await story.chain.mine(BLOCKS_AWAY)
 
         await story.run(end)
         await story.judge(findings)

@@ -9,6 +9,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
+from helper.resend import REPROVE_BLOCKS
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, soon
 
@@ -63,5 +64,38 @@ async def test_a_kill_loses_nothing_and_doubles_nothing(
         assert min(entry["time"] for entry in sent) >= due
         counts = await helper.counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
+    finally:
+        await helper.kill()
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("R9")
+async def test_a_message_that_may_have_left_is_sent_again_before_it_is_proven_again(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> None:
+    """However many blocks were made while nobody could send it."""
+    round_id = await chain.open_round()
+    helper = Helper(tmp_path, http, chain, program=STAND_IN, helper={"max_concurrent_proofs": 1})
+    helper.launch(KILL_AT="mark_sending:after")
+    try:
+        async with Wallet(chain.url, [], mode="parallel") as wallet:
+            sealed = await wallet.seal(round_id, 1, 1, weight=1234)
+            position = await wallet.cast(sealed)
+        await helper.listening()
+        await helper.ready()
+        async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
+            vote = await wallet.post(sealed, position, times=ballot.same_second(soon(0.5)))
+        assert await helper.ended() == -9
+        query = "SELECT nullifier, tx_hash FROM shares JOIN reveals ON share_id = id"
+        stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.rows(query)}
+        assert stored
+        await chain.delegate(round_id, 1)  # a new proof would be of another root
+        await chain.mine(REPROVE_BLOCKS + 1)
+        await helper.start()
+        await helper.ready()
+        assert all(share.accepted for share in vote.shares)
+        await helper.confirmed(vote)
+        counted = await chain.hashes(round_id)
+        assert {nullifier: counted[nullifier] for nullifier in stored} == stored
     finally:
         await helper.kill()

@@ -40,6 +40,12 @@ def test_after_ten_blocks_a_new_proof() -> None:
     assert REPROVE_BLOCKS == 10
 
 
+def test_after_ten_blocks_away_the_same_bytes_first_and_their_time_then_a_new_proof() -> None:
+    assert step(150, last=100, outcome=None) is Next.SEND
+    assert [step(height, sends=2, last=150) for height in (150, 151, 152, 153)] == [Next.WAIT] * 3 + [Next.PROVE]
+    assert step(151, sends=2, last=150, outcome="AMBIGUOUS") is Next.PROVE
+
+
 @given(
     first=st.integers(1, 1000),
     waits=st.lists(st.integers(0, 12), max_size=40),
