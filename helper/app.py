@@ -42,6 +42,8 @@ from helper.vitals import Vitals
 log = structlog.get_logger("helper.app")
 
 HOUR = 3600.0
+FIRST_CHECK = 60.0
+"""Seconds after the start of work until the database is first checked: what is damaged may be due soon."""
 CHECK_INTERVAL = HOUR
 """Seconds between two checks of the whole database: a damaged index could hide a share."""
 
@@ -249,8 +251,10 @@ class Service:
 
     async def _check_database(self) -> None:
         """Now and then, look through the whole database; what is found is set aside or mended, and named."""
+        pause = FIRST_CHECK
         while True:
-            await self.clock.sleep(CHECK_INTERVAL)
+            await self.clock.sleep(pause)
+            pause = CHECK_INTERVAL
             try:
                 for found in await self.store.verify():
                     log.error("the database is damaged", reason=found)

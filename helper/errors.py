@@ -69,7 +69,10 @@ class StoreForeign(StoreError):
     """The file belongs to another program or to a newer version of this one."""
 
     retryable = False
-    advice = "Point [helper] db_path at this helper's own database, or start the version that wrote it."
+    advice = (
+        "Point [helper] db_path at this helper's own database, or start the version that wrote it; "
+        "if it is this helper's own, it is damaged: restore the newest backup."
+    )
 
 
 class StoreLocked(StoreError):

@@ -92,6 +92,17 @@ def look_through(tx: Tx, at_ms: int) -> None:
     set_aside(tx, [row[0] for row in tx.all("shares_in_state", params)], at_ms)
 
 
+def check_some(tx: Tx, at_ms: int, after: int, limit: int) -> int | None:
+    """Read some live shares, and the messages of those that have one; those that are damaged are set aside.
+
+    Returns:
+        The last row that was looked at, None when there was none beyond `after`.
+    """
+    ids = [row[0] for row in tx.all("share_ids", {"after": after, "limit": limit})]
+    set_aside(tx, ids, at_ms)
+    return ids[-1] if ids else None
+
+
 def _reveal(tx: Tx, share_id: int, at_ms: int) -> RevealRow | None:
     """A sound message of a share in BROADCAST; with a damaged one the whole share is set aside."""
     row = load(tx, share_id, at_ms)

@@ -15,7 +15,7 @@ from typing import Final
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.store.erasure import Eraser
-from helper.store.failure import translate
+from helper.store.failure import code_of, translate
 from helper.store.queries import migrations, queries
 from helper.store.tx import Keys, Tx, fact_row, read_fact, read_round_key
 
@@ -23,6 +23,8 @@ APPLICATION_ID: Final = 0x73564F54
 """What the header of our files says: "sVOT"."""
 BUSY_SECONDS: Final = 5.0
 MAGIC: Final = b"SQLite format 3\x00"
+_FORMATS: Final = slice(18, 20)
+"""Where a file says which version of the format it takes to write and to read it: 1 without a WAL, 2 with one."""
 _CLEAN: Final = b"clean\n"
 _OPEN: Final = b"open\n"
 _RESTORING: Final = b"restoring\n"
@@ -129,11 +131,15 @@ def open_database(path: Path, clock: Clock) -> Opened:
             advice="Make the directory of [helper] db_path, and let the service's user write in it.",
         ) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
+        if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_ERROR:
+            # What is run here is right for a whole file: it is the file's own schema that makes no sense.
+            raise StoreCorrupt(f"the database is damaged: its schema is not what it was: {error}") from error
         raise translate(error) from error
 
 
 def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Opened:
     _prepare_file(path)
+    _check_format(path)
     conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
     # A damaged text is no reason to stop: the check of its row finds it.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
@@ -172,6 +178,14 @@ def _prepare_file(path: Path) -> None:
                 name.chmod(0o600)
 
 
+def _check_format(path: Path) -> None:
+    """Refuse a file whose header tells of a format to come: SQLite would open it, and then refuse every write."""
+    with path.open("rb") as file:
+        head = file.read(_FORMATS.stop)
+    if head and head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
+        raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
+
+
 def _examine(conn: sqlite3.Connection, path: Path) -> None:
     """Refuse another program's file, a newer version's, and a damaged one; nothing is written."""
     application = _pragma(conn, "application_id")
@@ -182,7 +196,8 @@ def _examine(conn: sqlite3.Connection, path: Path) -> None:
     if version > len(migrations()):
         raise StoreForeign(
             f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})",
-            advice="Start the version that wrote it, or a newer one; or give this one a db_path of its own.",
+            advice="Start the version that wrote it, or a newer one; or give this one a db_path of its own. "
+            "If no newer version ever ran, the file is damaged: restore the newest backup.",
         )
     problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
     if problems != ["ok"]:

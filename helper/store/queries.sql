@@ -51,8 +51,11 @@ WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 -- name: last_share_id
 SELECT coalesce(max(id), 0) FROM shares;
 
+-- By its nullifier too: where the index of the macs is damaged, a share that comes again is no new one.
+
 -- name: is_taken
 SELECT 1 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = :mac)
+  OR EXISTS (SELECT 1 FROM shares WHERE nullifier = :nullifier AND round_no = :round_no)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = :round_no AND mac = :mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = :round_no AND nullifier = :nullifier);
 
@@ -121,6 +124,9 @@ DELETE FROM damaged WHERE share_id = ?;
 SELECT id FROM shares
 WHERE state = :state AND state <> 0 AND id > :after AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT :limit;
+
+-- name: share_ids
+SELECT id FROM shares WHERE id > :after ORDER BY id LIMIT :limit;
 
 -- name: round_waiting
 SELECT id FROM shares WHERE round_no = :round_no AND state = 0 LIMIT :limit;
@@ -254,6 +260,25 @@ FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- The same one by one, for when one of them can not be read: these two look at the indexes only.
+
+-- name: waiting_ids
+SELECT id, due_ms FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
+ORDER BY due_ms, rank;
+
+-- name: under_way_ids
+SELECT s.id, k.round_id FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id) ORDER BY s.id;
+
+-- name: list_one
+SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
+
+-- name: mac_by_index
+SELECT mac FROM shares INDEXED BY sqlite_autoindex_shares_1 WHERE +id = ?;
 
 -- name: all_round_ids
 SELECT round_id FROM round_keys ORDER BY no;

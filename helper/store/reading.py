@@ -18,9 +18,10 @@ import aiosqlite
 from helper.errors import StoreError, StoreForeign
 from helper.share import ShareState
 from helper.store.failure import code_of, translate
+from helper.store.listing import Fetch, Row, entry_of, list_shares
 from helper.store.opening import APPLICATION_ID
 from helper.store.queries import migrations, queries
-from helper.store.records import Column, share_ref
+from helper.store.records import Column
 from helper.store.rows import (
     MIN_REF_CHARS,
     MINUTES_AHEAD,
@@ -35,11 +36,6 @@ from helper.store.rows import (
 from helper.store.tx import Params
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
-Fetch = Callable[[str, Params], Awaitable[list[Row]]]
-"""Runs a named query and gives all its rows."""
-
-_FOR_EVER: Final = 2**62
 _MAC_CHARS: Final = 64
 _CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
@@ -161,25 +157,6 @@ async def counts(fetch: Fetch) -> dict[bytes, dict[ShareState, int]]:
     return found
 
 
-async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
-    """The first shares that match, by time due."""
-    wanted: dict[str, Column] = {
-        "due_before_ms": _FOR_EVER if query.due_before_ms is None else query.due_before_ms,
-        "stage": query.stage,
-        "limit": limit,
-    }
-    states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
-    rows: list[Row] = []
-    if ShareState.RECEIVED in states:
-        rounds = [(query.round_id,)] if query.round_id is not None else await fetch("all_round_ids", ())
-        for (round_id,) in rounds:
-            rows += await fetch("list_waiting", {**wanted, "round_id": round_id})
-    for state in sorted(states - {ShareState.RECEIVED}):
-        rows += await fetch("list_under_way", {**wanted, "round_id": query.round_id, "state": state.value})
-    entries = [_entry(row) for row in rows]
-    return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
-
-
 async def show(fetch: Fetch, ref: str) -> QueueStory | None:
     """One share's whole story."""
     prefix = ref.lower()
@@ -194,7 +171,7 @@ async def show(fetch: Fetch, ref: str) -> QueueStory | None:
         HistoryEntry(at_ms, stage, note, bool(counted))
         for at_ms, stage, note, counted in await fetch("history", (share_id,))
     )
-    entry = _entry(rows[0])
+    entry = entry_of(rows[0])
     facts = await fetch("reveal_facts", (share_id,)) if entry.state is ShareState.BROADCAST else []
     tx_hash, anchor_height, circuit, sends, first, last, endpoint, outcome = (
         facts[0] if facts else (None, None, None, 0, None, None, None, None)
@@ -236,19 +213,3 @@ async def due_ahead(fetch: Fetch, now_ms: int) -> dict[bytes, DueAhead]:
 async def failures(fetch: Fetch, limit: int) -> list[FailureGroup]:
     """What failed for good, the latest first."""
     return [FailureGroup(*row) for row in await fetch("failures", {"limit": limit})]
-
-
-def _entry(row: Row) -> QueueEntry:
-    mac, round_id, state, submit_at, due_ms, attempts, crashes, stage, note, set_aside = row[:10]
-    return QueueEntry(
-        ref=share_ref(mac),
-        round_id=round_id,
-        state=ShareState(state),
-        submit_at=submit_at,
-        due_ms=due_ms,
-        attempts=attempts,
-        crashes=crashes,
-        stage=stage,
-        note=note,
-        damaged=bool(set_aside),
-    )

@@ -12,7 +12,8 @@ import structlog
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt
 from helper.share import ShareState
-from helper.store import reading, work
+from helper.store import messages, reading, work
+from helper.store.listing import list_shares
 from helper.store.reading import Reader
 from helper.store.rows import DamagedShare, DueAhead, FailureGroup, QueueEntry, QueueFilter, QueueStory
 from helper.store.sqlite_chain import SqliteChain
@@ -22,6 +23,8 @@ from helper.store.writer import Writer, WriterStats
 log = structlog.get_logger("helper.store")
 
 RECOVERED_AT_ONCE: Final = 200
+CHECKED_AT_ONCE: Final = 100
+"""Shares that one operation of the background check reads, a few milliseconds' worth: wallets wait no longer."""
 
 
 def report_damaged(share: DamagedShare) -> None:
@@ -80,13 +83,25 @@ class SqliteStore(SqliteWork, SqliteChain):
         await self._writer.run(lambda _tx: None, after_erasure=True)
 
     async def verify(self) -> list[str]:
-        """Look through the whole file; damaged indexes are made anew. What is still wrong, in SQLite's words.
+        """Look through the whole file: damaged shares are set aside, damaged indexes made anew.
 
         Takes as long as reading the file; the writer goes on meanwhile.
+
+        Returns:
+            What is still wrong, in SQLite's words.
         """
+        # The rows first: an index that is made anew takes each row's word, and would file a damaged one under a time
+        # at which nobody looks for it.
+        await self._check_rows()
         if await self._integrity():
             await self._writer.run(work.reindex)
         return await self._integrity()
+
+    async def _check_rows(self) -> None:
+        after: int | None = 0
+        while after is not None:
+            op = partial(messages.check_some, at_ms=self._now_ms(), after=after, limit=CHECKED_AT_ONCE)
+            after = await self._writer.run(op)
 
     async def _integrity(self) -> list[str]:
         try:
@@ -108,7 +123,7 @@ class SqliteStore(SqliteWork, SqliteChain):
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """The first `limit` live shares that match, by time due."""
-        return await reading.list_shares(self._reader.fetch, query, limit)
+        return await list_shares(self._reader.fetch, query, limit)
 
     async def show(self, share_ref: str) -> QueueStory | None:
         """The whole story of one live share, None when none or more than one has this name."""

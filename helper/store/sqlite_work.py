@@ -8,7 +8,7 @@ from functools import partial
 from helper.errors import StoreCorrupt
 from helper.share import Share, ShareKey
 from helper.store import messages, work
-from helper.store.reading import Row
+from helper.store.listing import Row
 from helper.store.rows import Enqueued, PreparedReveal, QueuedShare, SentReveal
 from helper.store.sqlite_base import SqlitePart
 from helper.store.tx import read_round_key

@@ -13,8 +13,9 @@ from helper.errors import StoreError
 from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import DamagedShare
+from helper.store.listing import UNREADABLE_NOTE
 from helper.store.records import RevealRow, ShareRow, canonical
-from helper.store.rows import QueueFilter
+from helper.store.rows import QueueEntry, QueueFilter
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import NOW, ROUND, Opener, broadcast_one, claim, hands_on, posted, put, reveal, rows
 
@@ -259,11 +260,16 @@ async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4
     path.write_bytes(data)
 
 
+async def settled(store: SqliteStore) -> None:
+    """Confirm share 30; after that all the others are in the file, and nothing in its log or in the cache."""
+    await store.apply_block(4, [(ROUND, posted(30).nullifier)], now=NOW)
+    await store.erased()
+    await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+
+
 async def make_unreadable(store: SqliteStore, path: Path, number: int) -> None:
     """Damage the header of a share's row in the file of a running store."""
-    await store.apply_block(4, [(ROUND, posted(30).nullifier)], now=NOW)
-    await store.erased()  # all of it is in the file now, and nothing in the log
-    await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+    await settled(store)
     data = path.read_bytes()
     begin = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
@@ -299,6 +305,94 @@ async def test_one_unreadable_row_does_not_hide_the_other_messages(
     assert len(found) == 29
     assert posted(7).nullifier not in {one.nullifier for one in found}
     assert reported == [DamagedShare("", b"", -1)]
+
+
+async def test_one_unreadable_row_is_named_in_the_list_and_hides_no_other(store: SqliteStore, path: Path) -> None:
+    await put(store, *range(31))
+    whole = await store.list_shares(QueueFilter(), 99)
+    ((mac,),) = rows(path, "SELECT mac FROM shares WHERE tree_position = 70007")
+    await make_unreadable(store, path, 7)
+
+    found = await store.list_shares(QueueFilter(), 99)
+
+    assert [entry for entry in found if not entry.damaged] == [one for one in whole if one.ref in _sound(found)]
+    assert len(found) == 30
+    (bad,) = [entry for entry in found if entry.damaged]
+    assert (bad.ref, bad.round_id, bad.state, bad.note) == (mac.hex()[:12], ROUND, ShareState.RECEIVED, UNREADABLE_NOTE)
+    assert len(await store.list_shares(QueueFilter(state=ShareState.RECEIVED), 5)) == 5
+    assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "what cannot be read is always told"
+    assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == []
+
+
+def _sound(entries: list[QueueEntry]) -> set[str]:
+    return {entry.ref for entry in entries if not entry.damaged}
+
+
+async def test_an_index_that_can_not_be_read_hides_nothing_from_the_list(store: SqliteStore, path: Path) -> None:
+    await put(store, *range(31))
+    ((page,),) = rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_due'")
+    await settled(store)
+    whole = await store.list_shares(QueueFilter(), 99)
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\x7f")  # no kind of page
+
+    assert await store.list_shares(QueueFilter(), 99) == whole
+    assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == whole
+    assert await store.list_shares(QueueFilter(state=ShareState.FAILED), 99) == []
+
+
+async def test_an_unreadable_row_under_way_is_named_too(store: SqliteStore, path: Path) -> None:
+    await put(store, *range(31))
+    for queued in await claim(store):
+        await store.prepare(queued.id, reveal(queued.id))
+    await make_unreadable(store, path, 7)
+
+    found = await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 99)
+
+    assert len(found) == 30
+    assert [entry.round_id for entry in found if entry.damaged] == [ROUND]
+
+
+async def test_a_share_that_comes_again_is_no_new_one_though_its_index_is_damaged(
+    opened: Opener, store: SqliteStore, path: Path
+) -> None:
+    await put(store, *range(30))
+    await damage_index(store, path, "sqlite_autoindex_shares_1")
+    again = await opened(path)
+
+    await put(again, *range(30))
+
+    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 30}}
+    assert await again.verify() == []
+    assert len(await again.apply_block(5, [(ROUND, posted(n).nullifier) for n in range(30)], now=NOW)) == 30
+
+
+@pytest.mark.parametrize("change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "c1 = zeroblob(32)"])
+async def test_the_background_check_names_a_damaged_row_before_anything_is_made_anew_from_it(
+    opened: Opener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
+) -> None:
+    await put(store, 1, 2)
+    await store.close()
+    flip(path, change)
+    again = await opened(path)
+
+    assert await again.verify() == []
+
+    assert len(reported) == 1
+    assert rows(path, "SELECT share_id FROM damaged") == [(1,)]
+    assert [queued.share for queued in await claim(again)] == [posted(2).share]
+
+
+async def test_the_background_check_names_a_damaged_message(
+    opened: Opener, store: SqliteStore, path: Path, reported: list[DamagedShare]
+) -> None:
+    await broadcast_one(store, 1)
+    again = await reopened(opened, store, path, "UPDATE reveals SET message = x'0401'")
+
+    assert await again.verify() == []
+
+    assert [share.state for share in reported] == [ShareState.BROADCAST]
 
 
 def test_sqlite_itself_sees_no_flipped_bit_in_a_row(path: Path) -> None:

@@ -115,6 +115,30 @@ async def test_a_scrambled_page_is_refused(store: SqliteStore, path: Path) -> No
     await refused(path, StoreCorrupt, "damaged")
 
 
+@pytest.mark.parametrize(
+    ("piece", "offset", "bit", "kind"),
+    [
+        (b"SQLite format 3", 4, 1, StoreForeign),
+        (b"SQLite format 3", 18, 0, StoreCorrupt),
+        (b"SQLite format 3", 60, 3, StoreForeign),
+        (b"CHECK (length(", 8, 0, StoreCorrupt),
+    ],
+    ids=["magic", "format", "version", "schema"],
+)
+async def test_a_bit_flipped_where_the_file_says_what_it_is_is_refused_with_the_way_to_restore(
+    store: SqliteStore, path: Path, piece: bytes, offset: int, bit: int, kind: type[StoreError]
+) -> None:
+    await put(store, *range(5))
+    await store.close()
+    data = bytearray(path.read_bytes())
+    data[data.index(piece) + offset] ^= 1 << bit
+    path.write_bytes(data)
+
+    error = await refused(path, kind, "not a database|damaged|newer version")
+
+    assert "restore the newest backup" in error.advice
+
+
 async def test_a_lost_key_is_refused(store: SqliteStore, path: Path) -> None:
     await store.close()
     with hands_on(path) as conn:

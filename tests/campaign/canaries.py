@@ -1,0 +1,95 @@
+"""What a vote would keep to itself, in every way in which it may be written, and posts that are wrong in every way."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from devnet.ballot import Ballot
+from helper.share import ShareKey
+
+PIECE = 12
+"""Characters of a written secret that count as telling it."""
+
+
+def secrets_of(vote: Ballot, position: int) -> dict[str, bytes]:
+    """What must be nowhere but in the database, and not there either once the vote's shares are confirmed."""
+    name = vote.commitment.hex()[:8]
+    found = {f"shares hash of {name}": vote.shares_hash}
+    for share, commitment in zip(vote.shares, vote.share_comms, strict=True):
+        key = ShareKey(vote.round_id, share.index, vote.proposal_id, position)
+        held = {"blind": share.blind, "c1": share.c1, "c2": share.c2, "commitment": commitment, "key": key.encode()}
+        found |= {f"{what} {share.index} of {name}": value for what, value in held.items()}
+    return found
+
+
+def left_in(data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
+    """The names of the secrets that are in these bytes as they are."""
+    return [name for name, secret in secrets.items() if secret in data]
+
+
+class Eyes:
+    """Finds a secret in a text by any piece of it in hex or base64, and in bytes by the whole of it."""
+
+    def __init__(self, secrets: Iterable[bytes], positions: Iterable[int]) -> None:
+        self._raw = list(secrets)
+        self._numbers = {str(position) for position in positions}
+        self._pieces: set[str] = set()
+        for secret in self._raw:
+            self._pieces.update(_windows(secret.hex()), _windows(secret.hex().upper()))
+            for offset in range(3):
+                # Of base64 at an offset, the characters that hold only bits of the secret.
+                text = base64.b64encode(bytes(offset) + secret).decode()
+                self._pieces.update(_windows(text[-(-offset * 8 // 6) : (offset + len(secret)) * 8 // 6]))
+
+    def seen(self, text: str) -> int:
+        """How many pieces of secrets, and positions, a text tells; hex in lower or in upper case throughout."""
+        told = self._pieces.intersection(_windows(text))
+        numbers = "".join(char if char.isalnum() or char == "." else " " for char in text).split()
+        return len(told) + sum(number in self._numbers for number in numbers)
+
+    def seen_in_bytes(self, data: bytes) -> int:
+        """The same of any bytes: also the secrets as they are."""
+        return self.seen(data.decode("latin-1")) + sum(secret in data for secret in self._raw)
+
+
+def _windows(text: str) -> Iterable[str]:
+    return (text[at : at + PIECE] for at in range(len(text) - PIECE + 1))
+
+
+def malformed(body: Mapping[str, Any], dice: random.Random) -> list[bytes]:
+    """Bodies that are wrong in one place each, with the secrets all there, some where they do not belong."""
+    whole = json.dumps(body).encode()
+    blind, hash_ = body["primary_blind"], body["shares_hash"]
+    wrong: list[Any] = [
+        {**body, "primary_blind": blind[:-4]},
+        {**body, "primary_blind": blind + "!"},
+        {**body, "primary_blind": [blind]},
+        {**body, "primary_blind": hash_},
+        {**body, "shares_hash": base64.b64decode(hash_).hex()},
+        {**body, "shares_hash": blind},
+        {**body, "share_comms": body["share_comms"][:-1]},
+        {**body, "share_comms": [*body["share_comms"][:-1], blind]},
+        {**body, "enc_share": {**body["enc_share"], "c1": blind}},
+        {**body, "enc_share": {**body["enc_share"], "share_index": 99}},
+        {**body, "enc_share": blind},
+        {**body, "tree_position": str(body["tree_position"])},
+        {**body, "tree_position": -body["tree_position"]},
+        {**body, "vote_decision": blind},
+        {**body, "proposal_id": 77},
+        {**body, "vote_round_id": base64.b64decode(blind).hex()},
+        {**body, "submit_at": blind},
+        {**body, blind: blind},
+        {key: value for key, value in body.items() if key != dice.choice(sorted(body))},
+        [body],
+        blind,
+    ]
+    return [
+        *(json.dumps(one).encode() for one in wrong),
+        whole[: dice.randrange(1, len(whole))],
+        whole + whole,
+        b"\xff" + whole,
+    ]

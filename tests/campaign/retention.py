@@ -1,0 +1,274 @@
+"""Canaries: what two hundred shares would keep to themselves, looked for in every byte that the helper leaves anywhere.
+
+Votes are cast behind so many leaves that a position takes three bytes, which can be looked for in a file. Half of the
+shares are due some seconds after the other half. Meanwhile their bodies are posted in every wrong form, operators look
+at everything, and strace (or, where there is none, a look at /proc) tells which files the service and its provers open
+for writing. In the end provers and service are made to abort, where it can be done after their limit on core files was
+lifted from outside; an ordinary process leaves a core file then. That they are not dumpable shows also in whose their
+entries in /proc are, unless all of it runs as root (tests/unit/test_hardening.py asks the kernel itself).
+
+What must hold: within 5 s of the confirmation of a share nothing of it is in any file of the database: no part of the
+witness, no position, transaction, hash or proof, and its nullifier once only, among all spent ones. Outside the
+database nothing of it ever is: not in another file, the temporary folder, the log at its most talkative, an operator's
+answer, an error's body, or a core file. A piece of 12 characters of a secret in hex or base64 counts as telling it.
+
+The planted bug that it caught: `Eraser.note_deleted` did nothing, so that the write-ahead log was not truncated after a
+confirmation. It printed "seconds from confirmation to erasure: 21.1203 (≤ 5)", "positions left in the database's
+bytes: 450 (= 0)" and "nullifiers not exactly once in it: 48 (= 0)".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import httpx
+
+from devnet import ballot
+from devnet.ballot import Ballot
+from devnet.tx import Reveal, decode
+from tests.campaign import watch, witness
+from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.canaries import Eyes, left_in, malformed, secrets_of
+from tests.campaign.crowd import SHARES, Crowd
+from tests.support.devnet import Chain
+from tests.support.erased import elsewhere, public_of, rows_with
+from tests.support.harness import STAND_IN, Helper, soon
+from tests.support.process import gone
+
+Votes = Sequence[tuple[Ballot, int]]
+
+FAR = 70_000
+"""Leaves before the votes."""
+PROMISED = 5.0
+"""Seconds from the confirmation to the erasure."""
+NULL = {"/dev/null", "/dev/tty"}
+
+
+async def run(setting: Setting) -> Findings:
+    """Start a chain and a helper with a temporary folder of its own, and look."""
+    findings = Findings()
+    state, temp = setting.folder / "state", setting.folder / "temp"
+    state.mkdir()
+    temp.mkdir()
+    async with httpx.AsyncClient(timeout=30) as http:
+        chain = Chain(setting.folder, http, "--stand-in-proofs", "--block-seconds", "0.3")
+        await chain.start()
+        try:
+            helper = Helper(state, http, chain, program=STAND_IN)
+            await helper.start(TMPDIR=str(temp), SQLITE_TMPDIR=str(temp))
+            try:
+                await helper.ready()
+                await _look(findings, setting, chain, helper, temp)
+            finally:
+                await helper.kill()
+        finally:
+            await chain.kill()
+    return findings
+
+
+async def _look(findings: Findings, setting: Setting, chain: Chain, helper: Helper, temp: Path) -> None:
+    pids = [helper.pid, *await helper.workers()]
+    opened = watch.Opened(pids)
+    said: list[str] = []
+    async with opened.watched(setting.folder / "trace"):
+        votes, crowd = await _live(findings, setting, chain, helper, said)
+    await witness.judge(findings, chain, crowd.ledger)
+    beside = {path for path in opened.paths if not _of_database(path, helper) and path not in NULL}
+    beside -= {str(helper.log)}
+    findings.figure("files opened are told by", "strace" if opened.by_strace else "looking often")
+    findings.at_least("files seen to be opened for writing", len(opened.paths), 2)
+    findings.exactly("files opened for writing beside the database", ", ".join(sorted(beside)) or "none", "none")
+    await _cores(findings, setting, helper, pids, temp)
+    eyes = Eyes([one for vote, position in votes for one in _all_of(vote, position)], [at for _, at in votes])
+    others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
+    others = [path for path in others if not _of_database(str(path), helper)]
+    findings.exactly("hits in other files, the log at debug among them", sum(map(_seen_in(eyes), others)), 0)
+    findings.at_least("lines of the log", helper.log.read_text().count("\n"), 20)
+    findings.exactly("hits in answers to operators and wallets, errors among them", sum(map(eyes.seen, set(said))), 0)
+    findings.at_least("answers looked at", len(said), setting.scale(500, 120))
+
+
+def _seen_in(eyes: Eyes) -> Callable[[Path], int]:
+    return lambda path: eyes.seen_in_bytes(path.read_bytes())
+
+
+def _all_of(vote: Ballot, position: int) -> list[bytes]:
+    return [*_held(vote, position).values(), *(share.nullifier for share in vote.shares)]
+
+
+def _of_database(path: str, helper: Helper) -> bool:
+    return path.startswith(str(helper.db))
+
+
+# ---------------------------------------------------------------------- the shares' life
+
+
+async def _live(
+    findings: Findings, setting: Setting, chain: Chain, helper: Helper, said: list[str]
+) -> tuple[Votes, Crowd]:
+    """Two waves of shares, each looked for after its confirmation."""
+    round_id = await chain.open_round()
+    await chain.delegate(round_id, FAR)
+    crowd = Crowd(chain, lambda: [helper.url], setting.dice("crowd"))
+    votes = await crowd.vote(round_id, setting.scale(13, 3))
+    await helper.knows_leaf(round_id, max(position for _, position in votes))
+    half = len(votes) // 2
+    due, later = soon(setting.scale(8, 4)), soon(setting.scale(20, 10))
+    await asyncio.gather(crowd.post(votes[:half], lambda: due), crowd.post(votes[half:], lambda: later))
+    files = helper.bytes_on_disk()
+    held = {name: value for vote, at in votes for name, value in _held(vote, at).items()}
+    findings.exactly("waiting secrets that the search does not find", len(held) - len(left_in(files, held)), 0)
+    operators = asyncio.create_task(_operators(helper, said))
+    try:
+        await _wrong_posts(helper, votes, setting.dice("wrong"), said)
+        seconds = [await _erased(chain, helper, votes[:half]), await _erased(chain, helper, votes[half:])]
+    finally:
+        operators.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await operators
+    findings.at_most("seconds from confirmation to erasure", max(seconds), PROMISED)
+    await _after(findings, helper, votes)
+    return votes, crowd
+
+
+def _held(vote: Ballot, position: int) -> dict[str, bytes]:
+    """The secrets that are columns of rows: a key is only ever hashed."""
+    return {name: value for name, value in secrets_of(vote, position).items() if not name.startswith("key")}
+
+
+async def _erased(chain: Chain, helper: Helper, votes: Votes) -> float:
+    """Wait until the votes are confirmed and nothing of them is left; how long the latter took."""
+    for vote, _ in votes:
+        await _until(helper, lambda vote=vote: _is_confirmed(helper, vote))  # type: ignore[misc]
+    confirmed = time.monotonic()
+    secrets = {name: value for vote, at in votes for name, value in secrets_of(vote, at).items()}
+    secrets |= await _transactions(chain, votes)
+    nullifiers = [share.nullifier for vote, _ in votes for share in vote.shares]
+    while True:
+        looked, files = time.monotonic(), helper.bytes_on_disk()
+        left = left_in(files, secrets) + [one.hex() for one in nullifiers if files.count(one) != 1]
+        left += [name for _, position in votes for name in rows_with(helper, position)]
+        if not left or looked - confirmed > 4 * PROMISED:
+            return looked - confirmed
+        await asyncio.sleep(0.1)
+
+
+async def _until(helper: Helper, holds: Callable[[], Awaitable[bool]]) -> None:
+    async with helper.patience("has confirmed a vote"):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+async def _is_confirmed(helper: Helper, vote: Ballot) -> bool:
+    found = [await helper.share_status(vote.round_id, share.nullifier) for share in vote.shares]
+    return set(found) == {"confirmed"}
+
+
+async def _transactions(chain: Chain, votes: Votes) -> dict[str, bytes]:
+    """What is public of the votes' reveals, and must not stand beside what is not: bytes, proofs, hashes."""
+    found: dict[str, bytes] = {}
+    ours = {share.nullifier for vote, _ in votes for share in vote.shares}
+    for one in await chain.transactions(votes[0][0].round_id):
+        raw, digest = base64.b64decode(one["tx"]), bytes.fromhex(one["hash"])
+        reveal = decode(raw)
+        assert isinstance(reveal, Reveal)
+        if reveal.nullifier in ours:
+            found |= {f"message {digest.hex()}": raw[:200], f"proof {digest.hex()}": reveal.proof[:64]}
+            found |= {f"hash {digest.hex()}": digest, f"hash in hex {digest.hex()}": digest.hex().encode()}
+            found |= {f"hash in capitals {digest.hex()}": digest.hex().upper().encode()}
+    return found
+
+
+async def _after(findings: Findings, helper: Helper, votes: Votes) -> None:
+    """The whole search, when all is confirmed: also for positions at any place, and for written forms."""
+    files, public = helper.bytes_on_disk(), public_of(helper)
+    at = [place for _, position in votes for place in elsewhere(files, position.to_bytes(3, "big"), public)]
+    written: dict[str, bytes] = {}
+    for vote, position in votes:
+        for name, value in {**secrets_of(vote, position), **_nullifiers(vote)}.items():
+            written |= {f"{name} in hex": value.hex().encode(), f"{name} in base64": base64.b64encode(value)}
+    findings.exactly("positions left in the database's bytes", len(at), 0)
+    findings.exactly("secrets left in the database in hex or base64", len(left_in(files.lower(), written)), 0)
+    nullifiers = [value for vote, _ in votes for value in _nullifiers(vote).values()]
+    findings.exactly("nullifiers not exactly once in it", sum(files.count(one) != 1 for one in nullifiers), 0)
+    for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(nullifiers)}.items():
+        findings.exactly(f"rows in {table}", helper.rows(f"SELECT count(*) FROM {table}")[0][0], rows)
+
+
+def _nullifiers(vote: Ballot) -> dict[str, bytes]:
+    return {f"nullifier {share.index} of {vote.commitment.hex()[:8]}": share.nullifier for share in vote.shares}
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+async def _operators(helper: Helper, said: list[str]) -> None:
+    """Ask everything that operators may ask, again and again."""
+    while True:
+        listed = await helper.operator("/queue?limit=10000")
+        said.append(json.dumps(listed))
+        said.append(json.dumps(await helper.operator("/stats")))
+        for entry in listed["shares"][:: max(1, len(listed["shares"]) // 20)]:
+            try:
+                said.append(json.dumps(await helper.operator(f"/queue/{entry['ref']}")))
+            except httpx.HTTPStatusError as error:  # confirmed meanwhile
+                said.append(error.response.text)
+        await asyncio.sleep(0.5)
+
+
+async def _wrong_posts(helper: Helper, votes: Votes, dice: random.Random, said: list[str]) -> None:
+    """Bodies and addresses that are wrong in every way; all answers."""
+    async with httpx.AsyncClient(base_url=helper.url, timeout=30) as http:
+        for vote, position in votes:
+            share = dice.choice(vote.shares)
+            body = ballot.post_body(vote, share, position, 0)
+            for content in malformed(body, dice):
+                answer = await http.post(SHARES, content=content)
+                said.append(f"{answer.headers} {answer.text}")
+            blind, status = share.blind.hex(), f"/shielded-vote/v1/share-status/{vote.round_id.hex()}"
+            for path in (
+                f"{status}/{blind}00",
+                f"{status}/{blind[:-2]}",
+                f"{status}/zz{blind}",
+                f"/{blind}",
+                f"{SHARES}/{blind}",
+            ):
+                answer = await http.get(path)
+                said.append(f"{answer.headers} {answer.text}")
+            said.append((await http.get(f"{status}/{share.nullifier.hex()}")).text)
+        for path in ("/shielded-vote/v1/status", "/shielded-vote/v1/queue-status"):
+            said.append((await http.get(path)).text)
+
+
+# ---------------------------------------------------------------------- the end
+
+
+async def _cores(findings: Findings, setting: Setting, helper: Helper, pids: Sequence[int], temp: Path) -> None:
+    """Abort a prover and the service; neither leaves a core file."""
+    began = time.time() - 1
+    folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
+    findings.exactly("limits on core files", ", ".join(watch.core_limits(pids)), "0")
+    findings.exactly("owners of their entries in /proc", ", ".join(map(str, watch.owners(pids))), "0")
+    with watch.ordinary(setting.folder / "ordinary") as other:
+        findings.figure("owner of an ordinary process's entry", watch.owners([other.pid]).pop())
+        watch.aborted(other.pid)
+        findings.figure("an ordinary process leaves a core file here", str(watch.dumped(other.pid)))
+    for pid in pids[1:]:
+        watch.aborted(pid)
+    await gone(pids[1:])
+    watch.aborted(helper.pid)
+    findings.exactly("the service left a core file, by its parent's word", str(watch.dumped(helper.pid)), "False")
+    cores = watch.cores_since(folders, began)
+    findings.exactly("core files", ", ".join(map(str, cores)) or "none", "none")
+    for path in cores:
+        path.unlink()
+
+
+CAMPAIGN = Campaign("retention", run)
