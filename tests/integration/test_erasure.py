@@ -27,6 +27,7 @@ async def test_after_confirmation_the_files_hold_tombstones_and_nothing_else(tmp
     async with running(tmp_path, "--stand-in-proofs", program=STAND_IN) as (chain, helper):
         round_id = await chain.open_round()
         await chain.delegate(round_id, FAR)
+        await helper.knows_leaf(round_id, FAR - 1)
         vote = await cast_vote(chain, helper, round_id, times=ballot.same_second(soon(3)))
         position = vote.position.to_bytes(3, "big")  # as SQLite writes a number of this size
         assert vote.position > FAR
