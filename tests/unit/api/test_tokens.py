@@ -6,8 +6,10 @@ import hmac
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from helper.api import guard
+from helper.api.events import bearer_matches
 from tests.unit.api.wallet_parts import Wallets
 from tests.unit.intake_parts import body
 
@@ -54,6 +56,18 @@ async def test_every_guarded_route_asks_it_and_goes_by_it_alone(
                     assert answer.status_code == 200
     assert asked == 3
     assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("given", GIVEN)
+def test_the_operators_token_is_compared_so_too(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
+) -> None:
+    comparison = Comparison(verdict)
+    monkeypatch.setattr(hmac, "compare_digest", comparison)
+    headers = [] if given is None else [(b"authorization", b"Bearer " + given.encode("latin-1"))]
+    assert bearer_matches(Request({"type": "http", "headers": headers}), TOKEN) is verdict
+    assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())]
 
 
 def test_only_the_whole_token_matches() -> None:
