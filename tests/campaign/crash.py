@@ -16,6 +16,7 @@ form said: "acknowledged and not counted: 27 (= 0)", "shares left in the databas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -101,12 +102,22 @@ async def _live(story: Lives, seconds: float, worker_kills: int, where: float) -
     killed = 0
     for _ in range(worker_kills):
         await asyncio.sleep(seconds / (worker_kills + 1))
+        await _proof_begins(story)
         workers = await story.helper.workers()
         if workers:
             os.kill(workers[int(where * len(workers))], signal.SIGKILL)
             killed += 1
     await asyncio.sleep(seconds / (worker_kills + 1))
     return killed
+
+
+async def _proof_begins(story: Lives) -> None:
+    """Wait until a prover begins a proof, for as long as that may take where there is work."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2):
+            begun = story.proofs_begun
+            while story.proofs_begun == begun:
+                await asyncio.sleep(0.01)
 
 
 CAMPAIGN = Campaign("crash", run)
