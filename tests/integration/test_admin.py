@@ -14,7 +14,7 @@ import pytest
 from admin import adr036
 from devnet import ballot
 from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, cast_vote, helping, soon
+from tests.support.harness import REAL, Helper, cast_vote, helping, soon
 from tests.support.secrets import secrets_of, told_in
 from tests.unit.admin.parts import signed
 
@@ -114,9 +114,7 @@ async def test_without_a_token_there_are_no_events(tmp_path: Path, http: httpx.A
 
 @pytest.mark.rule("R16")
 async def test_without_a_queue_validators_still_join(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
-    program = ("-m", "helper", "serve")
-    assert program != STAND_IN
-    helper = Helper(tmp_path, http, chain, program=program, helper={"disable": True})
+    helper = Helper(tmp_path, http, chain, program=REAL, helper={"disable": True})
     await helper.start()
     try:
         answer = await http.post(f"{helper.url}/api/register-validator", json=signed(timestamp=int(time.time())))
