@@ -1,0 +1,47 @@
+/** Whether what is left to prove fits into the time that is left. */
+
+import { ACTIVE, type QueueRound } from "./types";
+
+export type Verdict = "nothing" | "over" | "unknown" | "enough" | "tight" | "short";
+
+export interface Backlog {
+  verdict: Verdict;
+  /** Shares that wait for a proof or are being proven. */
+  left: number;
+  needed: number | null;
+  /** Seconds to the round's end. */
+  remaining: number;
+  /** Needed time as a part of the remaining, 0 to 1. */
+  load: number;
+}
+
+const TIGHT = 0.7;
+
+export function backlog(round: QueueRound, now: number): Backlog {
+  const left = round.waiting + round.proving;
+  const remaining = Math.max(0, round.vote_end_time - now);
+  const needed = round.seconds_needed;
+  const load = needed === null ? 0 : remaining > 0 ? Math.min(1, needed / remaining) : left > 0 ? 1 : 0;
+  return { verdict: judge(), left, needed, remaining, load };
+
+  function judge(): Verdict {
+    if (left === 0) return "nothing";
+    if (remaining === 0 || round.status !== ACTIVE) return "over";
+    if (needed === null) return "unknown";
+    if (needed >= remaining) return "short";
+    return needed > TIGHT * remaining ? "tight" : "enough";
+  }
+}
+
+/** Shares due in each of the next 60 minutes, of one round or of all. */
+export function dueAhead(rounds: readonly QueueRound[], roundId: string | null): { minutes: number[]; later: number } {
+  const minutes = new Array<number>(60).fill(0);
+  let later = 0;
+  for (const round of rounds) {
+    if (roundId !== null && round.round_id !== roundId) continue;
+    for (const [minute, count] of round.due_per_minute.slice(0, 60).entries())
+      minutes[minute] = (minutes[minute] ?? 0) + count;
+    later += round.later;
+  }
+  return { minutes, later };
+}

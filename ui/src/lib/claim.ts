@@ -1,0 +1,120 @@
+/** What a validator says of itself, and the exact text that its key signs. Mirrors what the server checks. */
+
+export interface Claim {
+  operator_address: string;
+  url: string;
+  moniker: string;
+  /** Unix seconds. */
+  timestamp: number;
+}
+
+/** Seconds for which the server takes a signature. */
+export const TOLERANCE = 300;
+/** Seconds by which the clocks may differ before anybody is told. */
+export const SKEW_TOLD = 60;
+const LONGEST_MONIKER = 140;
+const LONGEST_URL = 512;
+/** Encoders of JSON write these in different ways, so what was signed would be in doubt. */
+const UNSIGNED = /[\u0000-\u001f\u007f\u2028\u2029]|\p{Surrogate}/u;
+const MISLEADING = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;
+const PRIVATE = /(^|\.)(localhost|local|internal|lan|home|corp|arpa|test|invalid|onion)$/;
+
+/** Compact JSON, keys in this order, nothing escaped for HTML. */
+export function signedText(claim: Claim): string {
+  const { operator_address, url, moniker, timestamp } = claim;
+  return JSON.stringify({ operator_address, url, moniker, timestamp });
+}
+
+/** What is wrong with a name, or null. */
+export function checkMoniker(moniker: string): string | null {
+  if (!moniker.trim()) return "Give your validator a name.";
+  if (UNSIGNED.test(moniker)) return "Contains a control character or line separator: type it instead of pasting it.";
+  if (MISLEADING.test(moniker)) return "Contains an invisible character that changes the direction of writing.";
+  if ([...moniker].length > LONGEST_MONIKER) return `Longer than ${LONGEST_MONIKER} characters.`;
+  return null;
+}
+
+/** What is wrong with a helper's address, or null. An empty one is allowed: not every validator runs a helper. */
+export function checkUrl(url: string, production: boolean): string | null {
+  if (!url) return null;
+  if (UNSIGNED.test(url) || /[\s\\]/.test(url)) return "Contains a space, a backslash or a control character.";
+  if (url.length > LONGEST_URL) return `Longer than ${LONGEST_URL} characters.`;
+  let parsed: URL;
+  try {
+    parsed = new URL(url);
+  } catch {
+    return "Not a URL: it should look like https://vote.example.org";
+  }
+  if (production ? parsed.protocol !== "https:" : !/^https?:$/.test(parsed.protocol)) {
+    return production ? "Must begin with https://" : "Must begin with https:// or http://";
+  }
+  if (parsed.username || parsed.password) return "Must not carry a user name or password.";
+  if (url.includes("#")) return "Must not carry a fragment (#).";
+  if (production && isPrivate(parsed.hostname)) return "Names a host that only your own network can reach.";
+  return null;
+}
+
+function isPrivate(host: string): boolean {
+  const name = host.replace(/\.$/, "");
+  if (name.startsWith("[")) return /^\[(::|f[cde]|::ffff:)/.test(name);
+  if (/^\d+\.\d+\.\d+\.\d+$/.test(name)) {
+    return /^(0|10|127|169\.254|192\.168|172\.(1[6-9]|2\d|3[01]))\./.test(name);
+  }
+  return !name.includes(".") || PRIVATE.test(name);
+}
+
+/** The bytes of base64, or null when it is not. */
+export function fromBase64(text: string): Uint8Array | null {
+  const plain = text.replace(/\s+/g, "");
+  if (plain.length % 4 || !/^[A-Za-z0-9+/]*={0,2}$/.test(plain)) return null;
+  try {
+    return Uint8Array.from(atob(plain), (char) => char.charCodeAt(0));
+  } catch {
+    return null;
+  }
+}
+
+export function toBase64(bytes: Uint8Array): string {
+  return btoa(String.fromCharCode(...bytes));
+}
+
+export interface Pasted {
+  pub_key: string;
+  signature: string;
+}
+
+/** Both fields out of a key tool's JSON, whether it writes the key bare or as {"type", "value"}; null if it is not that. */
+export function readToolOutput(text: string): Pasted | null {
+  let found: unknown;
+  try {
+    found = JSON.parse(text);
+  } catch {
+    return null;
+  }
+  if (typeof found !== "object" || found === null) return null;
+  const { pub_key, signature } = found as Record<string, unknown>;
+  const key =
+    typeof pub_key === "object" && pub_key !== null
+      ? ((pub_key as Record<string, unknown>).value ?? (pub_key as Record<string, unknown>).key)
+      : pub_key;
+  return typeof key === "string" && typeof signature === "string" ? { pub_key: key, signature } : null;
+}
+
+/** What is wrong with a pasted key or signature, or null. */
+export function checkPasted({ pub_key, signature }: Pasted): { pub_key: string | null; signature: string | null } {
+  const key = fromBase64(pub_key);
+  const signed = fromBase64(signature);
+  const uneven = key?.length !== 33 || (key[0] !== 2 && key[0] !== 3);
+  return {
+    pub_key: !pub_key.trim()
+      ? "Paste the public key."
+      : uneven
+        ? "Not a compressed public key: 33 bytes in base64, 44 characters, are expected."
+        : null,
+    signature: !signature.trim()
+      ? "Paste the signature."
+      : signed?.length !== 64
+        ? "Not a signature: 64 bytes in base64, 88 characters, are expected."
+        : null,
+  };
+}

@@ -1,0 +1,26 @@
+/** The server's clock, as far as its Date header tells: it decides what is too old, and a visitor's own may be wrong. */
+
+export interface Skew {
+  /** Seconds by which the server is ahead of this browser. */
+  seconds: number;
+}
+
+let offset = 0;
+
+/** How far a server is ahead, from its Date header and the moments before and after the request (milliseconds). */
+export function measureSkew(date: string | null, before: number, after: number): Skew | null {
+  const server = date === null ? Number.NaN : Date.parse(date);
+  if (Number.isNaN(server)) return null;
+  // The header counts whole seconds, so it is half a second behind on average.
+  return { seconds: Math.round((server + 500 - (before + after) / 2) / 1_000) };
+}
+
+/** Remember a skew; differences of a few seconds are the header's coarseness or the network's. */
+export function learn(skew: Skew | null): void {
+  offset = skew && Math.abs(skew.seconds) > 5 ? skew.seconds : 0;
+}
+
+/** Unix seconds by the server's clock. */
+export function serverNow(): number {
+  return Date.now() / 1_000 + offset;
+}

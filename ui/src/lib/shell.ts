@@ -1,0 +1,11 @@
+/** Text for a POSIX shell. */
+
+/** A word that the shell hands on unchanged, whatever is in it. */
+export function quote(word: string): string {
+  return /^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+}
+
+/** `--name value`, or `--name=value` where the value itself looks like a flag. */
+export function flag(name: string, value: string): string {
+  return value.startsWith("-") ? `--${name}=${quote(value)}` : `--${name} ${quote(value)}`;
+}

@@ -1,0 +1,66 @@
+/** Server-sent events out of text that comes in pieces, as the HTML standard reads them. */
+
+export interface ServerEvent {
+  /** The newest `id` so far. */
+  id: string;
+  event: string;
+  data: string;
+}
+
+/** A line that never ends is not an event stream. */
+const LONGEST_LINE = 4 << 20;
+
+export class EventParser {
+  /** The newest `id` of an event that was given out. */
+  lastEventId = "";
+  /** Milliseconds to wait before coming back, when the server has said so. */
+  retry: number | null = null;
+
+  private rest = "";
+  private started = false;
+  private id = "";
+  private event = "";
+  private data: string[] = [];
+
+  /** The events that this piece completes. */
+  push(piece: string): ServerEvent[] {
+    const events: ServerEvent[] = [];
+    this.rest += piece;
+    if (!this.started && this.rest) {
+      this.rest = this.rest.replace(/^\ufeff/, "");
+      this.started = true;
+    }
+    for (;;) {
+      const end = this.rest.search(/[\r\n]/);
+      // A CR at the very end may be half of a CRLF.
+      if (end < 0 || (this.rest[end] === "\r" && end === this.rest.length - 1)) break;
+      const line = this.rest.slice(0, end);
+      this.rest = this.rest.slice(end + (this.rest.startsWith("\r\n", end) ? 2 : 1));
+      const event = this.line(line);
+      if (event) events.push(event);
+    }
+    if (this.rest.length > LONGEST_LINE) throw new RangeError("a line of the stream is too long");
+    return events;
+  }
+
+  private line(line: string): ServerEvent | null {
+    if (line === "") return this.dispatch();
+    if (line.startsWith(":")) return null;
+    const colon = line.indexOf(":");
+    const field = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+    if (field === "data") this.data.push(value);
+    else if (field === "event") this.event = value;
+    else if (field === "id" && !value.includes("\0")) this.id = value;
+    else if (field === "retry" && /^\d+$/.test(value)) this.retry = Number(value);
+    return null;
+  }
+
+  private dispatch(): ServerEvent | null {
+    const { event, data } = this;
+    this.event = "";
+    this.data = [];
+    this.lastEventId = this.id;
+    return data.length ? { id: this.id, event: event || "message", data: data.join("\n") } : null;
+  }
+}

@@ -1,0 +1,77 @@
+/** What the server answers; units are in the names' comments, times are unix seconds. */
+
+export interface UiConfig {
+  mode: "production" | "development";
+  dev_pir_controls: boolean;
+  precomputed_base_url: string;
+}
+
+export interface ChainInfo {
+  chain_id: string | null;
+  rest: string;
+  rpc: string;
+  bech32_prefix: string;
+  denom: string;
+}
+
+export interface PendingValidator {
+  operator_address: string;
+  url: string;
+  moniker: string;
+  requested_at: number;
+  expires_at: number;
+}
+
+export type Registration = { status: "pending"; expires_at: number } | { status: "registered" };
+
+export const ACTIVE = 1;
+export const TALLYING = 2;
+export const FINALIZED = 3;
+export const PENDING = 4;
+
+export interface RoundOption {
+  index: number;
+  label: string;
+  /** null until the round is final. */
+  total: number | null;
+}
+
+export interface Round {
+  round_id: string;
+  status: number;
+  vote_end_time: number;
+  proposals: { id: number; title: string; options: RoundOption[] }[];
+}
+
+export interface Percentiles {
+  p50: number | null;
+  p99: number | null;
+}
+
+export interface QueueRound {
+  round_id: string;
+  vote_end_time: number;
+  status: number;
+  waiting: number;
+  proving: number;
+  broadcast: number;
+  confirmed: number;
+  failed: number;
+  /** 60 numbers; the first counts this minute and all that is overdue. */
+  due_per_minute: number[];
+  later: number;
+  seconds_needed: number | null;
+}
+
+export interface QueueState {
+  at: number;
+  height: number | null;
+  circuit: string | null;
+  ready: boolean;
+  paused: string | null;
+  rounds: QueueRound[];
+  lateness_ms: { start: Percentiles; broadcast: Percentiles };
+  provers: { slots: number; busy: number; seconds_per_proof: number | null };
+  endpoints: { name: string; fresh: boolean; reason: string | null }[];
+  failures: { at: number; stage: string; reason: string; count: number }[];
+}

@@ -1,0 +1,62 @@
+/** Five paths, and the browser's own history. */
+
+import { useEffect, useState } from "preact/hooks";
+
+export const ROUTES = {
+  join: { path: "/join", label: "Join", title: "Join" },
+  validators: { path: "/validators", label: "Waiting", title: "Waiting validators" },
+  network: { path: "/network", label: "Network", title: "Network" },
+  rounds: { path: "/rounds", label: "Rounds", title: "Rounds" },
+  queue: { path: "/queue", label: "Queue", title: "Queue" },
+} as const;
+
+export type RouteName = keyof typeof ROUTES;
+
+/** The view at a path; null when there is none. */
+export function resolve(pathname: string): RouteName | null {
+  const path = pathname.replace(/\/+$/, "") || "/join";
+  for (const name of Object.keys(ROUTES) as RouteName[]) if (ROUTES[name].path === path) return name;
+  return null;
+}
+
+/** The path to go to when a click on a link is ours to follow; null leaves it to the browser. */
+export function followed(event: MouseEvent, origin: string): string | null {
+  if (event.defaultPrevented || event.button !== 0) return null;
+  if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return null;
+  const link = (event.target as Element | null)?.closest?.("a");
+  if (!link?.href || link.target || link.hasAttribute("download")) return null;
+  const url = new URL(link.href);
+  if (url.origin !== origin || url.hash || resolve(url.pathname) === null) return null;
+  return url.pathname;
+}
+
+const MOVED = "svote:moved";
+
+export function go(path: string): void {
+  if (path !== location.pathname) history.pushState(null, "", path);
+  dispatchEvent(new Event(MOVED));
+}
+
+/** The current view; also follows links and the browser's back and forward. */
+export function useRoute(): RouteName | null {
+  const [route, setRoute] = useState(() => resolve(location.pathname));
+  useEffect(() => {
+    if (location.pathname === "/") history.replaceState(null, "", ROUTES.join.path);
+    const moved = () => setRoute(resolve(location.pathname));
+    const clicked = (event: MouseEvent) => {
+      const path = followed(event, location.origin);
+      if (path === null) return;
+      event.preventDefault();
+      go(path);
+    };
+    addEventListener(MOVED, moved);
+    addEventListener("popstate", moved);
+    document.addEventListener("click", clicked);
+    return () => {
+      removeEventListener(MOVED, moved);
+      removeEventListener("popstate", moved);
+      document.removeEventListener("click", clicked);
+    };
+  }, []);
+  return route;
+}

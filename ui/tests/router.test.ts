@@ -1,0 +1,62 @@
+import { afterEach, describe, expect, it } from "vitest";
+import { followed, resolve } from "../src/router";
+
+describe("paths", () => {
+  it.each([
+    ["/", "join"],
+    ["/join", "join"],
+    ["/join/", "join"],
+    ["/validators", "validators"],
+    ["/network", "network"],
+    ["/rounds", "rounds"],
+    ["/queue", "queue"],
+    ["/Join", null],
+    ["/join/more", null],
+    ["/elsewhere", null],
+  ])("%s leads to %s", (path, name) => {
+    expect(resolve(path)).toBe(name);
+  });
+});
+
+describe("clicks on links", () => {
+  const origin = "https://helper.example.org";
+
+  function click(html: string, init: MouseEventInit = {}): string | null {
+    document.body.innerHTML = html;
+    let path: string | null = null;
+    const heard = (event: Event) => {
+      path = followed(event as MouseEvent, origin);
+      event.preventDefault();
+    };
+    document.body.addEventListener("click", heard, { once: true });
+    const target = document.body.querySelector("b") ?? document.body.querySelector("a");
+    target?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, button: 0, ...init }));
+    return path;
+  }
+
+  afterEach(() => {
+    document.body.innerHTML = "";
+  });
+
+  it("within the page are ours", () => {
+    expect(click(`<a href="${origin}/rounds"><b>x</b></a>`)).toBe("/rounds");
+  });
+
+  it.each([{ ctrlKey: true }, { metaKey: true }, { shiftKey: true }, { altKey: true }, { button: 1 }])(
+    "with %j are the browser's",
+    (init) => {
+      expect(click(`<a href="${origin}/rounds">x</a>`, init)).toBeNull();
+    },
+  );
+
+  it.each([
+    '<a href="https://elsewhere.example.org/rounds">x</a>',
+    `<a href="${origin}/rounds" target="_blank">x</a>`,
+    `<a href="${origin}/rounds" download>x</a>`,
+    `<a href="${origin}/join#main">x</a>`,
+    `<a href="${origin}/api/voting-config">x</a>`,
+    "<a>x</a>",
+  ])("on %s are the browser's", (html) => {
+    expect(click(html)).toBeNull();
+  });
+});

@@ -1,0 +1,21 @@
+import { defineConfig } from "vitest/config";
+
+// The same sources give the same bytes: names carry hashes of contents, nothing carries a date.
+export default defineConfig({
+  base: "/",
+  esbuild: { jsx: "automatic", jsxImportSource: "preact", legalComments: "none" },
+  build: {
+    outDir: "../ui_dist",
+    emptyOutDir: true,
+    target: "es2022",
+    // The content security policy of the page allows no inlined files beside images, and none are needed.
+    assetsInlineLimit: 0,
+    modulePreload: { polyfill: false },
+    reportCompressedSize: false,
+  },
+  test: {
+    environment: "happy-dom",
+    include: ["tests/**/*.test.{ts,tsx}"],
+    restoreMocks: true,
+  },
+});
