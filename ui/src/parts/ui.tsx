@@ -1,0 +1,221 @@
+/** The small parts that all views share. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { announce } from "../lib/announce";
+import { formatDuration, formatLeft, formatLocal, formatUtc, isoTime, shorten } from "../lib/format";
+import type { Resource } from "../lib/hooks";
+
+export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
+
+export function Badge({ tone, children }: { tone: Tone; children: ComponentChildren }) {
+  return <span class={`badge ${tone}`}>{children}</span>;
+}
+
+export function Notice({
+  tone,
+  title,
+  children,
+  live = false,
+}: {
+  tone: "info" | "warn" | "bad" | "good";
+  title: string;
+  children?: ComponentChildren;
+  /** Said by screen readers when it appears. */
+  live?: boolean;
+}) {
+  return (
+    <div class={`notice ${tone}`} role={live ? (tone === "bad" ? "alert" : "status") : undefined}>
+      <p class="notice-title">{title}</p>
+      {children}
+    </div>
+  );
+}
+
+export function PageHead({
+  title,
+  children,
+  aside,
+}: {
+  title: string;
+  children: ComponentChildren;
+  aside?: ComponentChildren;
+}) {
+  return (
+    <header class="page-head">
+      <div>
+        <h1 tabIndex={-1}>{title}</h1>
+        <p class="lede">{children}</p>
+      </div>
+      {aside && <div class="page-aside">{aside}</div>}
+    </header>
+  );
+}
+
+async function toClipboard(text: string): Promise<void> {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // Pages that came over plain HTTP have no clipboard of their own.
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.className = "sr-only";
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("not copied");
+}
+
+/** Copies a text; `what` says which, for those who hear the button instead of seeing it. */
+export function Copy({ text, what, label }: { text: string; what: string; label?: string }) {
+  const [state, setState] = useState<"idle" | "done" | "failed">("idle");
+  const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const copy = () => {
+    const end = (result: "done" | "failed") => {
+      setState(result);
+      announce(result === "done" ? `Copied: ${what}` : `Could not copy ${what}: select it and copy by hand`);
+      clearTimeout(timer.current);
+      timer.current = setTimeout(() => setState("idle"), 2_000);
+    };
+    toClipboard(text).then(
+      () => end("done"),
+      () => end("failed"),
+    );
+  };
+  return (
+    <button
+      type="button"
+      class={label ? "quiet" : "icon-button"}
+      aria-label={`Copy ${what}`}
+      title={`Copy ${what}`}
+      onClick={copy}
+    >
+      <svg viewBox="0 0 16 16" width="16" height="16" aria-hidden="true" class="icon">
+        {state === "done" ? (
+          <path d="M3 8.5 6.5 12 13 4.5" />
+        ) : state === "failed" ? (
+          <path d="M4 4l8 8M12 4l-8 8" />
+        ) : (
+          <path d="M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z" />
+        )}
+      </svg>
+      {label && <span>{state === "done" ? "Copied" : label}</span>}
+    </button>
+  );
+}
+
+/** A long name: its ends are shown, the whole of it is in the title and on the clipboard. */
+export function Name({ text, what, head, tail }: { text: string; what: string; head?: number; tail?: number }) {
+  return (
+    <span class="name">
+      <code title={text}>{shorten(text, head, tail)}</code>
+      <Copy text={text} what={what} />
+    </span>
+  );
+}
+
+export function Code({ text, what, wrap = true }: { text: string; what: string; wrap?: boolean }) {
+  return (
+    <div class="code">
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reachable by keyboard. */}
+      <pre class={wrap ? "wrap" : ""} tabIndex={0} role="group" aria-label={what}>
+        {text}
+      </pre>
+      <Copy text={text} what={what} label="Copy" />
+    </div>
+  );
+}
+
+export function Moment({ at }: { at: number }) {
+  return (
+    <time dateTime={isoTime(at)} class="moment">
+      <span>{formatLocal(at)}</span>
+      <span class="muted">{formatUtc(at)}</span>
+    </time>
+  );
+}
+
+/** "in 3 h 4 min", "2 d 1 h ago". */
+export function relative(seconds: number): string {
+  return seconds >= 0 ? `in ${formatLeft(seconds)}` : `${formatDuration(-seconds)} ago`;
+}
+
+export function Figure({
+  label,
+  children,
+  note,
+}: {
+  label: string;
+  children: ComponentChildren;
+  note?: ComponentChildren;
+}) {
+  return (
+    <div class="figure">
+      <dt>{label}</dt>
+      <dd>
+        <span class="value">{children}</span>
+        {note && <span class="muted">{note}</span>}
+      </dd>
+    </div>
+  );
+}
+
+/** What stands in place of data that is not there: being fetched, failed, or empty. */
+export function Loaded<T>({
+  from,
+  what,
+  failed,
+  children,
+}: {
+  from: Resource<T>;
+  what: string;
+  /** What to say of a certain failure instead of the server's words; null for those. */
+  failed?: (status: number) => ComponentChildren | null;
+  children: (data: T) => ComponentChildren;
+}) {
+  const { data, error, loading, reload } = from;
+  return (
+    <>
+      {error && (
+        <Notice tone="bad" live title={data === null ? `Could not load ${what}` : `Could not refresh ${what}`}>
+          <p>{failed?.(error.status) ?? error.message}</p>
+          {data !== null && <p>What you see below is from before.</p>}
+          <p>
+            <button type="button" class="quiet" onClick={reload} disabled={loading}>
+              Try again
+            </button>
+          </p>
+        </Notice>
+      )}
+      {data === null && !error && (
+        <div class="loading" role="status">
+          <span class="sr-only">Loading {what}…</span>
+          <span class="bone" />
+          <span class="bone" />
+          <span class="bone" />
+        </div>
+      )}
+      {data !== null && children(data)}
+    </>
+  );
+}
+
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <p class="empty-title">{title}</p>
+      {children}
+    </div>
+  );
+}
+
+/** A link to somewhere else; text only where the address is not one of the web. */
+export function Away({ href }: { href: string }) {
+  return /^https?:\/\//i.test(href) ? (
+    <a href={href} target="_blank" rel="noopener noreferrer">
+      {href}
+    </a>
+  ) : (
+    <span>{href}</span>
+  );
+}

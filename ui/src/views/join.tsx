@@ -1,0 +1,327 @@
+import { useEffect, useState } from "preact/hooks";
+import { announce } from "../lib/announce";
+import { checkAddress } from "../lib/bech32";
+import { type Claim, checkMoniker, checkUrl, signedText, TOLERANCE } from "../lib/claim";
+import { learn, measureSkew, type Skew, serverNow } from "../lib/clock";
+import { useJson } from "../lib/hooks";
+import { getJson, HttpError, postJson, request } from "../lib/http";
+import { type Account, connect, explain, findKeplr, KeplrError, SWITCHED, sign } from "../lib/keplr";
+import type { ChainInfo, Registration, UiConfig } from "../lib/types";
+import { PageHead } from "../parts/ui";
+import { ClockWarning } from "./join/clock";
+import { Field, Step } from "./join/field";
+import { Result } from "./join/result";
+import { KeplrNotice, type Prepared, Review, SendNotice } from "./join/review";
+import { CommandStep, KeplrStep, PasteStep } from "./join/ways";
+
+type Way = "keplr" | "tool" | "command";
+
+const WAYS: Record<Way, { label: string; note: string }> = {
+  keplr: { label: "Keplr", note: "The wallet in this browser" },
+  tool: { label: "Key tool", note: "svoted, on the key's machine" },
+  command: { label: "One command", note: "svote-helper, with a key file" },
+};
+
+export function Join() {
+  const config = useServer();
+  const chain = useJson<ChainInfo>("/api/chain");
+  const prefix = chain.data?.bech32_prefix || "sv";
+  const production = config.data?.mode !== "development";
+
+  const [url, setUrl] = useState("");
+  const [moniker, setMoniker] = useState("");
+  const [way, setWay] = useState<Way>("keplr");
+  const [account, setAccount] = useState<Account | null>(null);
+  const [chainId, setChainId] = useState("");
+  const [typed, setTyped] = useState("");
+  const [prepared, setPrepared] = useState<Prepared | null>(null);
+  const [told, setTold] = useState(false);
+  const [busy, setBusy] = useState<"connect" | "sign" | "send" | null>(null);
+  const [problem, setProblem] = useState<KeplrError | HttpError | null>(null);
+  const [result, setResult] = useState<Registration | null>(null);
+
+  const details = { moniker: checkMoniker(moniker), url: checkUrl(url.trim(), production) };
+  const sound = !details.moniker && !details.url;
+  const address = way === "keplr" ? (account?.address ?? "") : typed.trim();
+  const addressProblem = way === "tool" ? checkAddress(address, prefix) : null;
+
+  const reset = () => {
+    setPrepared(null);
+    setProblem(null);
+  };
+
+  // The text belongs to the account that was chosen when it was made.
+  useEffect(() => {
+    const switched = () => {
+      // While the wallet signs, the signing itself hears of it.
+      if (!account || busy) return;
+      setAccount(null);
+      setPrepared(null);
+      setProblem(new KeplrError("switched"));
+    };
+    addEventListener(SWITCHED, switched);
+    return () => removeEventListener(SWITCHED, switched);
+  }, [account, busy]);
+
+  async function attempt<T>(what: "connect" | "sign" | "send", work: () => Promise<T>): Promise<T | null> {
+    setBusy(what);
+    setProblem(null);
+    try {
+      return await work();
+    } catch (error) {
+      setProblem(error instanceof HttpError ? error : explain(error));
+      return null;
+    } finally {
+      setBusy(null);
+    }
+  }
+
+  const connectKeplr = () =>
+    attempt("connect", async () => {
+      setPrepared(null);
+      const keplr = await findKeplr();
+      const info = await getJson<ChainInfo>("/api/chain").catch(() => null);
+      if (!info?.chain_id) throw new KeplrError("server");
+      const found = await connect(keplr, info);
+      setAccount(found);
+      setChainId(info.chain_id);
+      announce(`Connected: ${found.name}`);
+    });
+
+  const review = () => {
+    setTold(true);
+    if (!sound) {
+      document.getElementById(details.moniker ? "moniker" : "url")?.focus();
+      return;
+    }
+    if (!address || addressProblem) {
+      document.getElementById(way === "keplr" ? "connect" : "address")?.focus();
+      return;
+    }
+    const claim = {
+      operator_address: address,
+      url: url.trim(),
+      moniker: moniker.trim(),
+      timestamp: Math.floor(serverNow()),
+    };
+    setProblem(null);
+    setPrepared({ claim, text: signedText(claim) });
+    announce("The text to be signed is shown.");
+  };
+
+  const send = (claim: Claim, signed: { pub_key: string; signature: string }) =>
+    attempt("send", async () => {
+      setResult(await postJson<Registration>("/api/register-validator", { ...claim, ...signed }));
+    });
+
+  const signAndSend = async ({ claim, text }: Prepared) => {
+    const signed = await attempt("sign", async () => {
+      try {
+        if (!account) throw new KeplrError("switched");
+        return await sign(await findKeplr(), chainId, account, text);
+      } catch (error) {
+        const known = explain(error);
+        if (known.problem === "switched") {
+          setAccount(null);
+          setPrepared(null);
+        }
+        throw known;
+      }
+    });
+    if (signed) await send(claim, signed);
+  };
+
+  if (result) {
+    return (
+      <Result
+        result={result}
+        moniker={moniker.trim()}
+        again={() => {
+          setResult(null);
+          reset();
+        }}
+      />
+    );
+  }
+
+  return (
+    <>
+      <PageHead title="Join the network">
+        Tell the other operators that your validator wants in. Your operator key signs one short text; it moves no funds
+        and never leaves your wallet.
+      </PageHead>
+      <ClockWarning skew={config.skew} />
+      <form
+        class="steps"
+        noValidate
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (way !== "command" && !prepared) review();
+        }}
+      >
+        <Step number={1} title="Your validator">
+          <Field
+            id="moniker"
+            label="Name"
+            hint="As it shall be shown to people"
+            value={moniker}
+            problem={told || moniker ? details.moniker : null}
+            autocomplete="organization"
+            onInput={(value) => {
+              setMoniker(value);
+              reset();
+            }}
+          />
+          <Field
+            id="url"
+            label="Helper's URL"
+            hint={`Where wallets reach your helper, ${production ? "https:// only" : "http:// is allowed in development"}. Leave it empty if you run none.`}
+            value={url}
+            problem={told || url ? details.url : null}
+            type="url"
+            placeholder="https://vote.example.org"
+            autocomplete="url"
+            onInput={(value) => {
+              setUrl(value);
+              reset();
+            }}
+          />
+        </Step>
+
+        <Step number={2} title="Your key">
+          <fieldset class="ways">
+            <legend>Sign with</legend>
+            {(Object.keys(WAYS) as Way[]).map((name) => (
+              <label key={name} class="way">
+                <input
+                  type="radio"
+                  name="way"
+                  value={name}
+                  checked={way === name}
+                  onChange={() => {
+                    setWay(name);
+                    reset();
+                  }}
+                />
+                <span class="way-label">{WAYS[name].label}</span>
+                <span class="muted small">{WAYS[name].note}</span>
+              </label>
+            ))}
+          </fieldset>
+          {way === "keplr" && (
+            <KeplrStep account={account} busy={busy === "connect"} needed={told && !account} onConnect={connectKeplr} />
+          )}
+          {way === "tool" && (
+            <Field
+              id="address"
+              label="Operator's address"
+              hint={`The account address (${prefix}1…) of the key that you sign with`}
+              value={typed}
+              problem={told || typed ? addressProblem : null}
+              autocomplete="off"
+              mono
+              onInput={(value) => {
+                setTyped(value);
+                reset();
+              }}
+            />
+          )}
+          {way === "command" && <CommandStep url={url.trim()} moniker={moniker.trim()} sound={sound} />}
+          {problem instanceof KeplrError && !prepared && <KeplrNotice problem={problem} />}
+        </Step>
+
+        {way !== "command" && (
+          <Step number={3} title="What you sign">
+            {!prepared ? (
+              <>
+                <p class="muted">
+                  You see the exact text, letter by letter, before anything is signed. A signature of it is good for
+                  this registration only, and for {TOLERANCE / 60} minutes.
+                </p>
+                <p>
+                  <button type="submit" class={way === "keplr" && !account ? "" : "primary"} disabled={busy !== null}>
+                    Show the text
+                  </button>
+                </p>
+              </>
+            ) : (
+              <Review
+                prepared={prepared}
+                busy={busy}
+                onRenew={review}
+                onChange={() => {
+                  reset();
+                  document.getElementById("moniker")?.focus();
+                }}
+              >
+                {(fresh) =>
+                  way === "keplr" ? (
+                    <button
+                      type="button"
+                      class="primary"
+                      disabled={busy !== null || !fresh}
+                      onClick={() => signAndSend(prepared)}
+                    >
+                      {busy === "sign"
+                        ? "Waiting for Keplr…"
+                        : busy === "send"
+                          ? "Sending…"
+                          : "Sign with Keplr and send"}
+                    </button>
+                  ) : (
+                    <PasteStep
+                      text={prepared.text}
+                      busy={busy !== null}
+                      fresh={fresh}
+                      onSend={(signed) => send(prepared.claim, signed)}
+                    />
+                  )
+                }
+              </Review>
+            )}
+            {busy === "sign" && (
+              <p role="status" class="muted">
+                Keplr shows the same text in its own window. If you see none, click its icon in the browser's toolbar.
+              </p>
+            )}
+            {prepared && problem instanceof KeplrError && <KeplrNotice problem={problem} />}
+            {problem instanceof HttpError && <SendNotice problem={problem} />}
+          </Step>
+        )}
+      </form>
+    </>
+  );
+}
+
+/** What the server tells of itself, and how far its clock is from ours. */
+function useServer(): { data: UiConfig | null; skew: Skew | null } {
+  const [data, setData] = useState<UiConfig | null>(null);
+  const [skew, setSkew] = useState<Skew | null>(null);
+  useEffect(() => {
+    let gone = false;
+    const ask = () => {
+      const before = Date.now();
+      request<UiConfig>("/api/ui-config").then(
+        ({ body, date }) => {
+          if (gone) return;
+          const found = measureSkew(date, before, Date.now());
+          learn(found);
+          setData(body);
+          setSkew(found);
+        },
+        () => {},
+      );
+    };
+    ask();
+    // Somebody who is told of a wrong clock sets it right and comes back.
+    const timer = setInterval(ask, 60_000);
+    const seen = () => document.hidden || ask();
+    document.addEventListener("visibilitychange", seen);
+    return () => {
+      gone = true;
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", seen);
+    };
+  }, []);
+  return { data, skew };
+}

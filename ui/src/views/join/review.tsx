@@ -1,0 +1,93 @@
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { type Claim, TOLERANCE } from "../../lib/claim";
+import { formatDuration } from "../../lib/format";
+import { useNow } from "../../lib/hooks";
+import type { HttpError } from "../../lib/http";
+import { ADVICE, type KeplrError } from "../../lib/keplr";
+import { Code, Notice } from "../../parts/ui";
+
+/** A claim as it was when its text was shown; what is signed is this text and no other. */
+export interface Prepared {
+  claim: Claim;
+  text: string;
+}
+
+/** The text, how long it is good for, and what can be done with it. */
+export function Review({
+  prepared,
+  busy,
+  onRenew,
+  onChange,
+  children,
+}: {
+  prepared: Prepared;
+  busy: string | null;
+  onRenew: () => void;
+  onChange: () => void;
+  children: (fresh: boolean) => ComponentChildren;
+}) {
+  const now = useNow();
+  const left = prepared.claim.timestamp + TOLERANCE - now;
+  const fresh = left > 5;
+  const head = useRef<HTMLParagraphElement>(null);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a new text is to be looked at anew.
+  useEffect(() => head.current?.focus(), [prepared]);
+  return (
+    <>
+      <p ref={head} tabIndex={-1}>
+        Exactly this is signed, {new TextEncoder().encode(prepared.text).length} bytes:
+      </p>
+      <Code text={prepared.text} what="text to be signed" />
+      {fresh ? (
+        <p class="muted small">
+          Good for another <span class="number">{formatDuration(left)}</span>
+        </p>
+      ) : (
+        <Notice tone="warn" title="This text is too old now" live>
+          <p>The server takes signatures for {TOLERANCE / 60} minutes. Renew it, then sign again.</p>
+        </Notice>
+      )}
+      <div class="actions">
+        {children(fresh)}
+        {!fresh && (
+          <button type="button" class="primary" onClick={onRenew} disabled={busy !== null}>
+            Renew the text
+          </button>
+        )}
+        <button type="button" class="quiet" onClick={onChange} disabled={busy !== null}>
+          Change something
+        </button>
+      </div>
+    </>
+  );
+}
+
+export function KeplrNotice({ problem }: { problem: KeplrError }) {
+  const { title, advice } = ADVICE[problem.problem];
+  return (
+    <Notice tone={problem.problem === "refused" ? "warn" : "bad"} title={title} live>
+      <p>{advice}</p>
+      {problem.detail && <p class="muted small">Keplr says: {problem.detail}</p>}
+    </Notice>
+  );
+}
+
+export function SendNotice({ problem }: { problem: HttpError }) {
+  const advice =
+    problem.status === 401
+      ? "The signature does not prove this address. Sign the very text shown here, with the key of the address in it."
+      : problem.status === 429
+        ? `Wait ${problem.retryAfter ? formatDuration(problem.retryAfter) : "a minute"} and send again.`
+        : problem.status === 400
+          ? "Change what is named and show the text again."
+          : "Nothing is lost: show the text again in a minute, and sign again.";
+  return (
+    <Notice tone="bad" title="The registration was not taken" live>
+      <p>
+        <strong>{problem.message}</strong>
+      </p>
+      <p>{advice}</p>
+    </Notice>
+  );
+}

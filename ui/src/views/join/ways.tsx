@@ -1,0 +1,128 @@
+import { useState } from "preact/hooks";
+import { checkPasted, type Pasted, readToolOutput } from "../../lib/claim";
+import type { Account } from "../../lib/keplr";
+import { flag, quote } from "../../lib/shell";
+import { Code, Name } from "../../parts/ui";
+import { Field } from "./field";
+
+/** With the wallet in this browser: which account it is. */
+export function KeplrStep({
+  account,
+  busy,
+  needed,
+  onConnect,
+}: {
+  account: Account | null;
+  busy: boolean;
+  needed: boolean;
+  onConnect: () => void;
+}) {
+  if (account) {
+    return (
+      <div class="account">
+        <p>
+          Connected as <strong>{account.name}</strong>
+        </p>
+        <Name text={account.address} what="operator's address" head={14} tail={8} />
+        <p class="muted small">
+          Another account? Choose it in the extension, then{" "}
+          <button type="button" class="link" onClick={onConnect} disabled={busy}>
+            connect again
+          </button>
+          .
+        </p>
+      </div>
+    );
+  }
+  return (
+    <>
+      <p class="muted">
+        Keplr asks you to add this chain and to let this page see your address. Choose your validator's operator
+        account.
+      </p>
+      <p>
+        <button id="connect" type="button" class="primary" disabled={busy} onClick={onConnect}>
+          {busy ? "Waiting for Keplr…" : "Connect Keplr"}
+        </button>
+      </p>
+      {busy && (
+        <p role="status" class="muted">
+          Look for Keplr's window, or click its icon in the browser's toolbar.
+        </p>
+      )}
+      {needed && !busy && <p class="field-problem">Connect Keplr first.</p>}
+    </>
+  );
+}
+
+/** With the helper's own command, which makes the text, signs it and sends it. */
+export function CommandStep({ url, moniker, sound }: { url: string; moniker: string; sound: boolean }) {
+  const command = ["svote-helper admin register --key-file KEY", flag("url", url || ""), flag("moniker", moniker)].join(
+    " ",
+  );
+  return sound ? (
+    <>
+      <p>
+        Run this on the machine that has the key, with the key's file for <code>KEY</code>. It shows the text, signs it
+        there, and sends only the signature.
+      </p>
+      <Code text={command} what="command to register" />
+    </>
+  ) : (
+    <p class="muted">Fill in step 1: the command appears here.</p>
+  );
+}
+
+/** With the chain's key tool: the command for it, and a place for what it says. */
+export function PasteStep({
+  text,
+  busy,
+  fresh,
+  onSend,
+}: {
+  text: string;
+  busy: boolean;
+  fresh: boolean;
+  onSend: (signed: Pasted) => void;
+}) {
+  const [pasted, setPasted] = useState<Pasted>({ pub_key: "", signature: "" });
+  const [told, setTold] = useState(false);
+  const problems = checkPasted(pasted);
+  const put = (name: "pub_key" | "signature") => (value: string) =>
+    setPasted(readToolOutput(value) ?? { ...pasted, [name]: value });
+  const send = () => {
+    setTold(true);
+    const wrong = problems.pub_key ? "pub_key" : problems.signature ? "signature" : null;
+    if (wrong) document.getElementById(wrong)?.focus();
+    else onSend({ pub_key: pasted.pub_key.replace(/\s/g, ""), signature: pasted.signature.replace(/\s/g, "") });
+  };
+  return (
+    <div class="paste">
+      <p>
+        Run this where your key is, with its name for <code>NAME</code>, and paste the answer below, whole or by field.
+      </p>
+      <Code text={`svoted sign-arbitrary ${quote(text)} --from NAME`} what="command to sign" />
+      <Field
+        id="pub_key"
+        label="Public key"
+        value={pasted.pub_key}
+        problem={told || pasted.pub_key ? problems.pub_key : null}
+        autocomplete="off"
+        mono
+        onInput={put("pub_key")}
+      />
+      <Field
+        id="signature"
+        label="Signature"
+        value={pasted.signature}
+        problem={told || pasted.signature ? problems.signature : null}
+        autocomplete="off"
+        mono
+        onInput={put("signature")}
+      />
+      <button type="button" class="primary" disabled={busy || !fresh} onClick={send}>
+        {busy ? "Sending…" : "Send the registration"}
+      </button>
+    </div>
+  );
+}

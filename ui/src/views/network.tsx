@@ -1,0 +1,197 @@
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { type Place, type Published, type Reach, reach, readConfig } from "../lib/config";
+import { formatMillis, formatNumber } from "../lib/format";
+import { useJson } from "../lib/hooks";
+import { Away, Badge, Code, Copy, Empty, Figure, Loaded, Name, PageHead } from "../parts/ui";
+
+export function Network() {
+  const config = useJson<unknown>("/api/voting-config", 60_000);
+  const [raw, setRaw] = useState(false);
+  return (
+    <>
+      <PageHead
+        title="Network"
+        aside={
+          <fieldset class="segments">
+            <legend class="sr-only">Show as</legend>
+            <label>
+              <input type="radio" name="as" checked={!raw} onChange={() => setRaw(false)} />
+              <span>Cards</span>
+            </label>
+            <label>
+              <input type="radio" name="as" checked={raw} onChange={() => setRaw(true)} />
+              <span>JSON</span>
+            </label>
+          </fieldset>
+        }
+      >
+        The voting configuration that wallets read, as it is published. Servers are asked from your browser: what it can
+        reach, a wallet near you can.
+      </PageHead>
+      <Loaded
+        from={config}
+        what="the voting configuration"
+        failed={(status) =>
+          status === 502
+            ? "No voting configuration has been published yet, or this server could never fetch it. It asks again every minute."
+            : null
+        }
+      >
+        {(found) => (raw ? <Raw value={found} /> : <Cards value={found} />)}
+      </Loaded>
+    </>
+  );
+}
+
+function Raw({ value }: { value: unknown }) {
+  return <Code text={JSON.stringify(value, null, 2)} what="voting configuration as JSON" />;
+}
+
+function Cards({ value }: { value: unknown }) {
+  const config = useMemo(() => readConfig(value), [value]);
+  return (
+    <>
+      <Facts config={config} />
+      <Servers servers={config.voteServers} />
+      <section aria-labelledby="pir">
+        <h2 id="pir">PIR endpoints</h2>
+        <p class="muted section-note">
+          Wallets look up their notes there without telling which. They speak no protocol that a page could ask.
+        </p>
+        {config.pirEndpoints.length ? (
+          <ul class="cards">
+            {config.pirEndpoints.map((place, index) => (
+              <li class="card" key={`${index} ${place.url}`}>
+                <PlaceHead place={place} fallback={`Endpoint ${index + 1}`} />
+              </li>
+            ))}
+          </ul>
+        ) : (
+          <Empty title="None is published" />
+        )}
+      </section>
+    </>
+  );
+}
+
+function Facts({ config }: { config: Published }) {
+  return (
+    <>
+      <dl class="figures">
+        <Figure label="Version">{config.version || "–"}</Figure>
+        <Figure label="Snapshot height">
+          {config.snapshotHeight === null ? "–" : formatNumber(config.snapshotHeight)}
+        </Figure>
+        <Figure label="Vote servers">{formatNumber(config.voteServers.length)}</Figure>
+        <Figure label="PIR endpoints">{formatNumber(config.pirEndpoints.length)}</Figure>
+      </dl>
+      {config.further.length > 0 && (
+        <p class="muted section-note">
+          Also published, see JSON: <code>{config.further.join(", ")}</code>
+        </p>
+      )}
+    </>
+  );
+}
+
+function Servers({ servers }: { servers: Place[] }) {
+  const [asked, ask] = useState(0);
+  return (
+    <section aria-labelledby="servers">
+      <div class="section-head">
+        <h2 id="servers">Vote servers</h2>
+        <button type="button" class="quiet" onClick={() => ask(asked + 1)}>
+          Ask again
+        </button>
+      </div>
+      {servers.length ? (
+        <ul class="cards">
+          {servers.map((place, index) => (
+            <Server key={`${index} ${place.url}`} place={place} fallback={`Server ${index + 1}`} asked={asked} />
+          ))}
+        </ul>
+      ) : (
+        <Empty title="None is published">
+          <p>Without vote servers no wallet can hand in its shares.</p>
+        </Empty>
+      )}
+    </section>
+  );
+}
+
+function PlaceHead({ place, fallback }: { place: Place; fallback: string }) {
+  return (
+    <>
+      <h3>
+        <bdi>{place.label || fallback}</bdi>
+      </h3>
+      <p class="name">
+        <Away href={place.url} />
+        {place.url && <Copy text={place.url} what={`URL of ${place.label || fallback}`} />}
+      </p>
+    </>
+  );
+}
+
+function Server({ place, fallback, asked }: { place: Place; fallback: string; asked: number }) {
+  const [state, setState] = useState<Reach>({ kind: "asking" });
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` is how a person asks again.
+  useEffect(() => {
+    const gone = new AbortController();
+    setState({ kind: "asking" });
+    reach(place.url, gone.signal).then((found) => {
+      if (!gone.signal.aborted) setState(found);
+    });
+    return () => gone.abort();
+  }, [place.url, asked]);
+  return (
+    <li class="card">
+      <PlaceHead place={place} fallback={fallback} />
+      <p class="reach">
+        <ReachBadge state={state} />
+        {(state.kind === "ok" || state.kind === "odd") && (
+          <span class="latency" title="Time to the whole answer, connecting included">
+            {formatMillis(state.ms)}
+          </span>
+        )}
+      </p>
+      {state.kind === "ok" && state.leaves !== null && (
+        <p class="muted small">
+          {formatNumber(state.leaves)} votes in its tree
+          {state.height !== null && `, at height ${formatNumber(state.height)}`}
+        </p>
+      )}
+      {state.kind === "blocked" && (
+        <p class="muted small">Browsers let this page ask HTTPS addresses, and this machine's own.</p>
+      )}
+      {state.kind === "silent" && (
+        <p class="muted small">
+          Down, unknown to your resolver, a bad certificate, or it does not allow other pages to ask.
+        </p>
+      )}
+      {place.operator_address && (
+        <p class="operator">
+          <span class="muted small">Operator</span>
+          <Name text={place.operator_address} what={`operator's address of ${place.label || fallback}`} />
+        </p>
+      )}
+    </li>
+  );
+}
+
+function ReachBadge({ state }: { state: Reach }) {
+  switch (state.kind) {
+    case "asking":
+      return <Badge tone="idle">Asking…</Badge>;
+    case "ok":
+      return <Badge tone="good">Reachable</Badge>;
+    case "odd":
+      return <Badge tone="warn">Reachable, but {state.said}</Badge>;
+    case "timeout":
+      return <Badge tone="bad">No answer within 5 s</Badge>;
+    case "silent":
+      return <Badge tone="bad">Not reachable</Badge>;
+    case "blocked":
+      return <Badge tone="idle">Cannot be asked from here</Badge>;
+  }
+}

@@ -1,0 +1,106 @@
+import { backlog } from "../../lib/backlog";
+import { formatClock, formatMillis, formatNumber, formatSeconds, isoTime } from "../../lib/format";
+import { useNow } from "../../lib/hooks";
+import type { QueueState } from "../../lib/types";
+import { Badge, Empty, Figure, Notice } from "../../parts/ui";
+import { Ahead } from "./ahead";
+import { Earlier, RoundCard } from "./round";
+
+export function Board({ state }: { state: QueueState }) {
+  const now = useNow();
+  const current = state.rounds.filter(
+    (round) => round.vote_end_time > now || backlog(round, now).left > 0 || round.broadcast > 0,
+  );
+  const earlier = state.rounds.filter((round) => !current.includes(round));
+  return (
+    <>
+      {(state.paused || !state.ready) && (
+        <Notice tone={state.paused ? "bad" : "warn"} title={state.paused ? "Paused" : "Not ready yet"} live>
+          <p>{state.paused ?? "The helper is starting: keys are loaded and the chain is caught up with."}</p>
+        </Notice>
+      )}
+      <Facts state={state} />
+      <section aria-labelledby="backlog">
+        <h2 id="backlog">Rounds</h2>
+        {current.length ? (
+          current.map((round) => <RoundCard key={round.round_id} round={round} now={now} />)
+        ) : (
+          <Empty title="No round has work">
+            <p>Shares appear here as soon as wallets hand them in.</p>
+          </Empty>
+        )}
+        {earlier.length > 0 && <Earlier rounds={earlier} now={now} />}
+      </section>
+      <Ahead rounds={state.rounds} />
+      <div class="columns">
+        <Endpoints state={state} />
+        <Failures state={state} />
+      </div>
+    </>
+  );
+}
+
+function Facts({ state }: { state: QueueState }) {
+  const { start, broadcast } = state.lateness_ms;
+  const { slots, busy, seconds_per_proof } = state.provers;
+  return (
+    <dl class="figures">
+      <Figure label="Chain height" note={state.circuit ? `circuit ${state.circuit}` : undefined}>
+        {state.height === null ? "–" : formatNumber(state.height)}
+      </Figure>
+      <Figure label="Provers busy" note={`${formatSeconds(seconds_per_proof)} a proof`}>
+        {formatNumber(busy)} of {formatNumber(slots)}
+      </Figure>
+      <Figure label="Start after due time" note={`1 in 100 over ${formatMillis(start.p99)}`}>
+        {formatMillis(start.p50)}
+      </Figure>
+      <Figure label="Sent after due time" note={`1 in 100 over ${formatMillis(broadcast.p99)}`}>
+        {formatMillis(broadcast.p50)}
+      </Figure>
+    </dl>
+  );
+}
+
+function Endpoints({ state }: { state: QueueState }) {
+  return (
+    <section aria-labelledby="endpoints">
+      <h2 id="endpoints">Chain endpoints</h2>
+      {state.endpoints.length ? (
+        <ul class="card rows">
+          {state.endpoints.map(({ name, fresh, reason }) => (
+            <li key={name}>
+              <span class="breaking">{name}</span>
+              <Badge tone={fresh ? "good" : "bad"}>{fresh ? "Fresh" : (reason ?? "Resting")}</Badge>
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <Empty title="None is configured" />
+      )}
+    </section>
+  );
+}
+
+function Failures({ state }: { state: QueueState }) {
+  return (
+    <section aria-labelledby="failures">
+      <h2 id="failures">Recent failures</h2>
+      {state.failures.length ? (
+        <ul class="card rows">
+          {state.failures.map(({ at, stage, reason, count }) => (
+            <li key={`${at} ${stage} ${reason}`} class="failure">
+              <span class="breaking">
+                <strong>{stage}</strong> {reason}
+              </span>
+              <span class="muted small">
+                {formatNumber(count)} ×, <time dateTime={isoTime(at)}>{formatClock(at)}</time>
+              </span>
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <Empty title="None" />
+      )}
+    </section>
+  );
+}

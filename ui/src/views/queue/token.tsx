@@ -1,0 +1,119 @@
+import { useState } from "preact/hooks";
+import { useFocusOnMount } from "../../lib/hooks";
+import { Notice } from "../../parts/ui";
+
+const KEY = "svote:operator-token";
+
+export function keptToken(): string | null {
+  try {
+    return sessionStorage.getItem(KEY);
+  } catch {
+    return null;
+  }
+}
+
+export function keepToken(token: string): void {
+  try {
+    sessionStorage.setItem(KEY, token);
+  } catch {
+    // It stays in memory then.
+  }
+}
+
+export function forgetToken(): void {
+  try {
+    sessionStorage.removeItem(KEY);
+  } catch {
+    // Nothing was kept.
+  }
+}
+
+/** Asks for the operators' token, and says why one was refused. */
+export function TokenForm({
+  refused,
+  onToken,
+}: {
+  refused: number | null;
+  onToken: (token: string, keep: boolean) => void;
+}) {
+  const [token, setToken] = useState("");
+  const [keep, setKeep] = useState(false);
+  const [told, setTold] = useState(false);
+  const plain = token.trim();
+  // A header takes no other letters.
+  const problem = !plain ? "Enter the token." : /[^\x21-\x7e]/.test(plain) ? "A token has no spaces or accents." : null;
+  return (
+    <>
+      {refused !== null && <Refused status={refused} />}
+      <form
+        class="card token"
+        onSubmit={(event) => {
+          event.preventDefault();
+          setTold(true);
+          if (problem) document.getElementById("token")?.focus();
+          else onToken(plain, keep);
+        }}
+      >
+        <div class="field">
+          <label for="token">Operator token</label>
+          <p class="muted small" id="token-hint">
+            The <code>token</code> under <code>[operator]</code> in the helper's <code>helper.toml</code>. It is sent in
+            a header, never in an address.
+          </p>
+          <input
+            id="token"
+            type="password"
+            class="mono"
+            value={token}
+            autocomplete="off"
+            spellcheck={false}
+            aria-invalid={told && problem !== null}
+            aria-describedby={told && problem ? "token-hint token-problem" : "token-hint"}
+            onInput={(event) => setToken(event.currentTarget.value)}
+          />
+          {told && problem && (
+            <p class="field-problem" id="token-problem">
+              {problem}
+            </p>
+          )}
+        </div>
+        <label class="check">
+          <input type="checkbox" checked={keep} onChange={(event) => setKeep(event.currentTarget.checked)} />
+          <span>
+            Keep it for this tab
+            <span class="muted small">Otherwise it is forgotten when the page is reloaded</span>
+          </span>
+        </label>
+        <p>
+          <button type="submit" class="primary">
+            Watch the queue
+          </button>
+        </p>
+      </form>
+    </>
+  );
+}
+
+function Refused({ status }: { status: number }) {
+  const head = useFocusOnMount<HTMLDivElement>();
+  return (
+    <div ref={head} tabIndex={-1}>
+      {status === 404 ? (
+        <Notice tone="warn" title="This helper shows its queue to nobody" live>
+          <p>
+            No operator token is configured. Set <code>token</code> under <code>[operator]</code> in{" "}
+            <code>helper.toml</code>, restart the helper, and enter the same token here. On the machine itself,{" "}
+            <code>svote-helper queue stats</code> works without one.
+          </p>
+        </Notice>
+      ) : (
+        <Notice tone="bad" title="The token was refused" live>
+          <p>
+            Check that it is the one under <code>[operator]</code> and not the wallets' <code>api_token</code>, and that
+            the helper was restarted since it was changed.
+          </p>
+        </Notice>
+      )}
+    </div>
+  );
+}

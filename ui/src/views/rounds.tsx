@@ -1,0 +1,190 @@
+import { formatDuration, formatNumber, formatShare, plural } from "../lib/format";
+import { useJson, useNow } from "../lib/hooks";
+import { ACTIVE, FINALIZED, PENDING, type Round, TALLYING } from "../lib/types";
+import { RoundBadge } from "../parts/round";
+import { Empty, Loaded, Moment, Name, PageHead } from "../parts/ui";
+
+type Proposal = Round["proposals"][number];
+
+export function Rounds() {
+  const rounds = useJson<{ rounds: Round[] }>("/api/rounds", 30_000);
+  return (
+    <>
+      <PageHead title="Rounds">
+        What is being voted on, and what was decided. Nothing is counted before a round has ended: until then only its
+        voters know how they voted.
+      </PageHead>
+      <Loaded from={rounds} what="the rounds">
+        {({ rounds: all }) =>
+          all.length ? (
+            <Groups all={all} />
+          ) : (
+            <Empty title="No round yet">
+              <p>The chain has no voting round. One that is opened appears here within half a minute.</p>
+            </Empty>
+          )
+        }
+      </Loaded>
+    </>
+  );
+}
+
+function Groups({ all }: { all: Round[] }) {
+  const now = useNow();
+  const open = all.filter(({ status }) => status === ACTIVE || status === PENDING);
+  const counting = all.filter(({ status }) => status === TALLYING);
+  const past = all.filter(({ status }) => ![ACTIVE, PENDING, TALLYING].includes(status));
+  return (
+    <>
+      <section aria-labelledby="open">
+        <h2 id="open">Open</h2>
+        {open.length ? (
+          open.map((round) => <Card key={round.round_id} round={round} now={now} />)
+        ) : (
+          <Empty title="No round is open now" />
+        )}
+      </section>
+      {counting.length > 0 && (
+        <section aria-labelledby="counting">
+          <h2 id="counting">Being counted</h2>
+          {counting.map((round) => (
+            <Card key={round.round_id} round={round} now={now} />
+          ))}
+        </section>
+      )}
+      {past.length > 0 && (
+        <section aria-labelledby="past">
+          <h2 id="past">Past</h2>
+          {past.map((round, index) => (
+            <Past key={round.round_id} round={round} now={now} open={index === 0} />
+          ))}
+        </section>
+      )}
+    </>
+  );
+}
+
+function Card({ round, now }: { round: Round; now: number }) {
+  const left = round.vote_end_time - now;
+  return (
+    <article class="card round" aria-label={`Round ${round.round_id.slice(0, 8)}`}>
+      <div class="round-head">
+        <RoundBadge status={round.status} ended={left <= 0} />
+        <Name text={round.round_id} what="round's id" head={8} tail={8} />
+      </div>
+      <dl class="pairs">
+        <div>
+          <dt>{left > 0 ? "Ends" : "Ended"}</dt>
+          <dd>
+            <Moment at={round.vote_end_time} />
+          </dd>
+        </div>
+        {left > 0 && (
+          <div>
+            <dt>Time left</dt>
+            <dd class="value">{formatDuration(left)}</dd>
+          </div>
+        )}
+      </dl>
+      <Proposals round={round} />
+    </article>
+  );
+}
+
+function Past({ round, now, open }: { round: Round; now: number; open: boolean }) {
+  return (
+    <details class="card round" open={open}>
+      <summary>
+        <span class="summary-title">
+          {round.proposals.map(({ title }) => title).join(" · ") || `Round ${round.round_id.slice(0, 8)}`}
+        </span>
+        <span class="muted small">
+          ended {formatDuration(now - round.vote_end_time, 1)} ago, {plural(round.proposals.length, "proposal")}
+        </span>
+      </summary>
+      <div class="round-head">
+        <RoundBadge status={round.status} ended />
+        <Name text={round.round_id} what="round's id" head={8} tail={8} />
+      </div>
+      <dl class="pairs">
+        <div>
+          <dt>Ended</dt>
+          <dd>
+            <Moment at={round.vote_end_time} />
+          </dd>
+        </div>
+      </dl>
+      <Proposals round={round} />
+    </details>
+  );
+}
+
+function Proposals({ round }: { round: Round }) {
+  if (!round.proposals.length) return <p class="muted">This round has no proposals.</p>;
+  const final = round.status === FINALIZED;
+  return (
+    <ol class="proposals">
+      {round.proposals.map((proposal) => (
+        <li key={proposal.id}>
+          <h3>
+            <span class="muted">{proposal.id}</span> <bdi>{proposal.title || "Untitled"}</bdi>
+          </h3>
+          {final ? <Tally proposal={proposal} /> : <Options proposal={proposal} />}
+        </li>
+      ))}
+    </ol>
+  );
+}
+
+function Options({ proposal }: { proposal: Proposal }) {
+  return (
+    <ul class="options">
+      {proposal.options.map((option) => (
+        <li key={option.index}>
+          <bdi>{option.label || `Option ${option.index}`}</bdi>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+export function Tally({ proposal }: { proposal: Proposal }) {
+  const sum = proposal.options.reduce((total, option) => total + (option.total ?? 0), 0);
+  return (
+    <table class="tally">
+      <caption class="sr-only">Result of “{proposal.title}”</caption>
+      <thead class="sr-only">
+        <tr>
+          <th scope="col">Option</th>
+          <th scope="col">Votes</th>
+          <th scope="col">Share</th>
+        </tr>
+      </thead>
+      <tbody>
+        {proposal.options.map((option) => {
+          const part = option.total !== null && sum > 0 ? option.total / sum : 0;
+          return (
+            <tr key={option.index}>
+              <th scope="row">
+                <bdi>{option.label || `Option ${option.index}`}</bdi>
+                <svg class="bar" width="100%" height="6" aria-hidden="true">
+                  <rect class="track" width="100%" height="6" rx="3" />
+                  {part > 0 && <rect class="fill" width={`${(part * 100).toFixed(2)}%`} height="6" rx="3" />}
+                </svg>
+              </th>
+              <td class="number">{option.total === null ? "not told" : formatNumber(option.total)}</td>
+              <td class="number muted">{option.total === null || sum === 0 ? "–" : formatShare(part)}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+      <tfoot>
+        <tr>
+          <th scope="row">In all</th>
+          <td class="number">{formatNumber(sum)}</td>
+          <td />
+        </tr>
+      </tfoot>
+    </table>
+  );
+}

@@ -1,0 +1,177 @@
+import { useMemo, useState } from "preact/hooks";
+import { formatDuration, formatRough, plural } from "../lib/format";
+import { useJson, useNow } from "../lib/hooks";
+import type { PendingValidator } from "../lib/types";
+import { Away, Copy, Empty, Loaded, Name, PageHead } from "../parts/ui";
+
+const COLUMNS = [
+  { key: "moniker", label: "Name" },
+  { key: "operator_address", label: "Operator's address" },
+  { key: "url", label: "Helper's URL" },
+  { key: "requested_at", label: "Waiting for" },
+  { key: "expires_at", label: "Expires in" },
+] as const;
+
+type Column = (typeof COLUMNS)[number]["key"];
+export interface Order {
+  by: Column;
+  down: boolean;
+}
+
+/** Those that match every word of the search, in the order asked for. */
+export function arrange(all: readonly PendingValidator[], search: string, { by, down }: Order): PendingValidator[] {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = all.filter(({ moniker, operator_address, url }) => {
+    const text = `${moniker} ${operator_address} ${url}`.toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  const sign = down ? -1 : 1;
+  return found.sort((a, b) => {
+    // The longest wait is the smallest time of arrival.
+    const order =
+      by === "requested_at"
+        ? b[by] - a[by]
+        : by === "expires_at"
+          ? a[by] - b[by]
+          : a[by].localeCompare(b[by], undefined, { sensitivity: "base", numeric: true });
+    return sign * order || (a.operator_address < b.operator_address ? -1 : 1);
+  });
+}
+
+export function Validators() {
+  const waiting = useJson<PendingValidator[]>("/api/pending-validators", 10_000);
+  return (
+    <>
+      <PageHead title="Waiting validators">
+        They have proven that they own their keys and wait to be bonded. An entry goes when its validator bonds, or
+        after seven days.
+      </PageHead>
+      <Loaded from={waiting} what="the waiting validators">
+        {(all) =>
+          all.length ? (
+            <Table all={all} />
+          ) : (
+            <Empty title="Nobody waits">
+              <p>
+                New registrations appear here within seconds. To add yours, go to <a href="/join">Join</a>.
+              </p>
+            </Empty>
+          )
+        }
+      </Loaded>
+    </>
+  );
+}
+
+function Table({ all }: { all: PendingValidator[] }) {
+  const now = useNow(1_000);
+  const [search, setSearch] = useState("");
+  const [order, setOrder] = useState<Order>({ by: "requested_at", down: false });
+  const shown = useMemo(() => arrange(all, search, order), [all, search, order]);
+  const turn = (by: Column) => setOrder({ by, down: by === order.by ? !order.down : false });
+
+  return (
+    <>
+      <div class="tools">
+        <label class="field inline">
+          <span>Search</span>
+          <input
+            type="search"
+            value={search}
+            placeholder="Name, address or URL"
+            autocomplete="off"
+            onInput={(event) => setSearch(event.currentTarget.value)}
+          />
+        </label>
+        <label class="field inline narrow-only">
+          <span>Sort by</span>
+          <select
+            value={order.by}
+            onChange={(event) => setOrder({ by: event.currentTarget.value as Column, down: false })}
+          >
+            {COLUMNS.map(({ key, label }) => (
+              <option key={key} value={key}>
+                {label}
+              </option>
+            ))}
+          </select>
+        </label>
+        <p class="muted count" role="status">
+          {shown.length === all.length
+            ? plural(all.length, "validator")
+            : `${shown.length} of ${plural(all.length, "validator")}`}
+        </p>
+      </div>
+      {shown.length === 0 ? (
+        <Empty title="No match">
+          <p>
+            Nobody who waits has “{search}” in name, address or URL.{" "}
+            <button type="button" class="link" onClick={() => setSearch("")}>
+              Clear the search
+            </button>
+          </p>
+        </Empty>
+      ) : (
+        <table class="stacked" role="table">
+          <caption class="sr-only">Validators that wait to be bonded</caption>
+          <thead role="rowgroup">
+            <tr role="row">
+              {COLUMNS.map(({ key, label }) => (
+                <th
+                  key={key}
+                  role="columnheader"
+                  scope="col"
+                  class={key.endsWith("_at") ? "number" : ""}
+                  aria-sort={order.by === key ? (order.down ? "descending" : "ascending") : "none"}
+                >
+                  <button type="button" class="sort" onClick={() => turn(key)}>
+                    {label}
+                    <svg viewBox="0 0 8 8" width="8" height="8" aria-hidden="true">
+                      <path d={order.by === key && order.down ? "M1 2.5 4 6 7 2.5z" : "M1 5.5 4 2 7 5.5z"} />
+                    </svg>
+                  </button>
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody role="rowgroup">
+            {shown.map((one) => (
+              <tr role="row" key={one.operator_address}>
+                <td role="cell" data-label="Name">
+                  <strong>
+                    <bdi>{one.moniker}</bdi>
+                  </strong>
+                </td>
+                <td role="cell" data-label="Address">
+                  <Name text={one.operator_address} what={`address of ${one.moniker}`} />
+                </td>
+                <td role="cell" data-label="URL">
+                  {one.url ? (
+                    <span class="name">
+                      <Away href={one.url} />
+                      <Copy text={one.url} what={`URL of ${one.moniker}`} />
+                    </span>
+                  ) : (
+                    <span class="muted">none</span>
+                  )}
+                </td>
+                <td role="cell" data-label="Waiting for" class="number">
+                  {formatRough(now - one.requested_at)}
+                </td>
+                <td role="cell" data-label="Expires in" class="number">
+                  {one.expires_at > now ? (
+                    <span class={one.expires_at - now < 86_400 ? "soon" : ""}>
+                      {formatDuration(one.expires_at - now)}
+                    </span>
+                  ) : (
+                    <span class="muted">expired</span>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </>
+  );
+}
