@@ -18,7 +18,7 @@ unexport CONDA_PREFIX
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign check format wheel bench lock docs clean
+.PHONY: help demo test campaign check format ui wheel bench lock docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -49,6 +49,10 @@ campaign: $(VENV)/.native ## the promises under crashes, faults and hostile inpu
 
 bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 	$(BIN)/python -m bench $(ARGS)
+
+ui: ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
+	@command -v npm >/dev/null || { echo "make ui needs npm (node 20.19 or newer)" >&2; exit 1; }
+	cd ui && npm ci --no-progress --loglevel=error && npm run --silent check && npm run --silent test && npm run --silent build
 
 wheel: $(VENV)/.deps ## a wheel in dist/
 	$(BIN)/maturin build --release --locked --out dist
