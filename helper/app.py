@@ -102,6 +102,7 @@ class Service:
             on_spent=self._on_confirmed,
         )
         self.vitals = Vitals(
+            store=self.store,
             endpoints=self.endpoints,
             rounds=self.rounds,
             trees=self.trees,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from helper.chain.failover import Endpoints
 from helper.chain.follow import ChainFollower
@@ -18,6 +18,16 @@ from helper.tree import TreeKeeper
 
 EVER = 2**62
 """A height above all blocks."""
+UNWRITABLE = "the queue cannot be written"
+
+
+class Disk(Protocol):
+    """The part of the store that tells whether it can be written."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the disk did not take the last commit, None while it does."""
+        ...
 
 
 class Vitals:
@@ -34,6 +44,7 @@ class Vitals:
     def __init__(
         self,
         *,
+        store: Disk,
         endpoints: Endpoints,
         rounds: RoundBook,
         trees: TreeKeeper,
@@ -46,6 +57,7 @@ class Vitals:
         stale_after: float,
         tolerance: float,
     ) -> None:
+        self._store = store
         self._endpoints = endpoints
         self._rounds = rounds
         self._trees = trees
@@ -65,11 +77,13 @@ class Vitals:
         return self.revealing and self._prover.ready and self.intake_paused() is None
 
     def intake_paused(self) -> str | None:
-        """Why no share is taken now, or None: rounds and trees must be known, and not long ago.
+        """Why no share is taken now, or None: the disk takes it, rounds and trees are known, and not long ago.
 
         It goes by the newest block that any node in step has shown: a node that rests after an error, or is away for
         a moment, is no reason to turn wallets away. Nodes that answer and are all out of step are.
         """
+        if self._store.trouble is not None:
+            return UNWRITABLE
         if not self._follower.ready:
             return "starting: the chain was not read yet"
         newest = self._endpoints.time_at(EVER)
@@ -92,6 +106,8 @@ class Vitals:
 
     def gate(self) -> Gate:
         """What may be dispatched now."""
+        if self._store.trouble is not None:
+            return Gate(frozenset(), 0.0, UNWRITABLE)  # the proof could not be kept, and would be made again
         if self._endpoints.clock_suspect:
             return Gate(frozenset(), 0.0, "this machine's clock and the chain's are too far apart")
         head = self._endpoints.head

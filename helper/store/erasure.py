@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
+from helper.store.failure import is_full
 from helper.store.scrub import scrub_pages, wal_pages
 
 log = structlog.get_logger("helper.store")
@@ -22,6 +23,8 @@ ERASE_WITHIN: Final = 1.0
 """Seconds after a deletion in which erasure begins even when the writer is never idle."""
 RETRY_AFTER: Final = 0.05
 """Seconds until the next try when a reader kept the WAL from being truncated."""
+RETRY_AFTER_ERROR: Final = 0.5
+"""And when the disk did."""
 CHANGES_PER_CHECKPOINT: Final = 2000
 """Changed rows after which the WAL is written back."""
 PAGES_PER_SCRUB: Final = 4096
@@ -53,6 +56,8 @@ class Eraser:
         self._last_changes = 0
         self._since: float | None = None
         self._retry_at = 0.0
+        self._rest_until = 0.0
+        self._failed = False
         self.erasures = 0
         self.gaps = 0
 
@@ -77,6 +82,8 @@ class Eraser:
             idle: nothing waits for the writer.
         """
         now = self._clock.monotonic()
+        if now < self._rest_until:
+            return
         late = self._since is not None and now - self._since >= ERASE_WITHIN and now >= self._retry_at
         if self._since is not None and (idle or late):
             self._retry_at = 0.0 if self._checkpoint(truncate=True) else now + RETRY_AFTER
@@ -84,10 +91,23 @@ class Eraser:
             self._checkpoint(truncate=False)
 
     def erase_all(self) -> None:
-        """Erase now, and look through every page of the file: at the start after a crash, and at the end."""
+        """Erase now, and look through every page of the file: at the start after a crash.
+
+        What the crashed process had in the WAL may be in the kernel's memory only, when its last fsync failed. Here
+        all of it is written anew, into the database, and synced.
+
+        Raises:
+            sqlite3.Error, OSError: that failed, other than for want of space.
+        """
+        self.note_deleted()
         count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
         self._written.update(range(1, count + 1))
-        self._checkpoint(truncate=True)
+        try:
+            self._try_checkpoint(truncate=True)
+        except (sqlite3.Error, OSError) as error:
+            if not is_full(error):
+                raise
+            self._note_failure(error)
 
     def finish(self) -> None:
         """Erase what is still to be erased, before the connection is closed."""
@@ -101,11 +121,19 @@ class Eraser:
     def _checkpoint(self, *, truncate: bool) -> bool:
         """Write the WAL back; whether all that was wished is done."""
         try:
-            return self._try_checkpoint(truncate=truncate)
+            done = self._try_checkpoint(truncate=truncate)
         except (sqlite3.Error, OSError) as error:
             # A full or failing disk: commits report it to callers, and this is tried again.
-            log.warning("the write-ahead log could not be written back", error=str(error))
+            self._note_failure(error)
             return False
+        self._failed = False
+        return done
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self._failed:
+            log.warning("the write-ahead log could not be written back", error=str(error))
+        self._failed = True
+        self._rest_until = self._clock.monotonic() + RETRY_AFTER_ERROR
 
     def _try_checkpoint(self, *, truncate: bool) -> bool:
         self._last_changes = self._conn.total_changes
@@ -131,7 +159,8 @@ class Eraser:
             os.close(fd)
 
     def _scrub(self) -> None:
-        cleaned = scrub_pages(self._fd, self._written, self._page_size)
+        # After a failed fsync the kernel shows zeros that may not be on the disk: they are written again.
+        cleaned = scrub_pages(self._fd, self._written, self._page_size, again=self._failed)
         self._written.clear()
         if cleaned:
             # The connection's cache still holds these pages with their gaps: it must read them anew.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 
 from helper.errors import StoreCorrupt, StoreError, StoreFull
@@ -37,6 +38,13 @@ def is_damage(error: BaseException) -> bool:
 def is_environment(error: BaseException) -> bool:
     """Whether the disk is at fault, so that everything in the same commit fails alike."""
     return isinstance(error, sqlite3.Error) and code_of(error) not in _REFUSALS | _DAMAGE
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there was no space left."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_FULL
 
 
 def translate(error: BaseException) -> BaseException:

@@ -119,7 +119,8 @@ def open_database(path: Path, clock: Clock) -> Opened:
     """
     lock = FileLock(path)
     try:
-        clean = lock.take()
+        # Without a crash no WAL is left, unless the disk failed at the end.
+        clean = lock.take() and not _has_frames(path)
         try:
             return _open_locked(path, clock, lock, clean=clean)
         except BaseException:
@@ -158,8 +159,19 @@ def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Op
         raise
     lock.say_open()
     if not clean:
-        eraser.erase_all()
+        try:
+            eraser.erase_all()
+        except (sqlite3.Error, OSError) as error:
+            conn.close()
+            eraser.close()
+            raise StoreError(f"what the last run left could not be written back to {path}: {error}") from error
     return Opened(Tx(conn, keys, next_id), eraser, lock)
+
+
+def _has_frames(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"{path}-wal").stat().st_size > 0
+    return False
 
 
 def _prepare_file(path: Path) -> None:

@@ -57,16 +57,17 @@ def gap_of(page: bytes, number: int) -> tuple[int, int] | None:
     return (start, end) if start <= end <= len(page) else None
 
 
-def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int) -> int:
+def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int, *, again: bool = False) -> int:
     """Zero the gaps of these pages in the file, and sync it when any was not zero.
 
     Args:
         db_fd: the database file, open for reading and writing.
         numbers: the pages, from 1; pages beyond the end of the file are passed over.
         page_size: bytes of a page.
+        again: write zeros also where they seem to be.
 
     Returns:
-        How many gaps held anything.
+        How many gaps were written.
     """
     cleaned = 0
     for number in sorted(numbers):
@@ -78,7 +79,7 @@ def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int) -> int:
         if gap is None:
             continue
         start, end = gap
-        if page.count(0, start, end) != end - start:
+        if again or page.count(0, start, end) != end - start:
             os.pwrite(db_fd, bytes(end - start), offset + start)
             cleaned += 1
     if cleaned:

@@ -111,6 +111,11 @@ class SqliteStore(SqliteWork, SqliteChain):
         return [] if found == ["ok"] else found
 
     @property
+    def trouble(self) -> str | None:
+        """Why the disk did not take the last commit, None while it does; tried again every half second."""
+        return self._writer.trouble
+
+    @property
     def stats(self) -> WriterStats:
         """What the writer has done since the start."""
         return self._writer.stats

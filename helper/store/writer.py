@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 MAX_BATCH: Final = 512
 """Operations of one transaction, so that the first of them does not wait long."""
+PROBE_EVERY: Final = 0.5
+"""Seconds between two tries of a disk that did not take the last commit."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,10 @@ class Writer:
         path: the database file.
         clock: measures how long erasure was put off.
         on_damaged: called on the event loop with each row that was set aside.
+
+    Attributes:
+        trouble: why the disk did not take the last commit, None while it does. It is tried again also when nobody
+            asks: who looks at this does not write.
     """
 
     def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
@@ -63,6 +69,8 @@ class Writer:
         self._held: list[Job] = []
         self._stopped: asyncio.Future[None] | None = None
         self._opened: Opened | None = None
+        self._probe_at = 0.0
+        self.trouble: str | None = None
         self.stats = WriterStats()
 
     async def start(self) -> None:
@@ -142,10 +150,12 @@ class Writer:
     def _serve(self, opened: Opened) -> None:
         going = True
         while going:
-            batch, going = self._collect(opened.eraser.patience())
+            batch, going = self._collect(self._patience(opened))
             try:
                 if batch:
                     self._work(opened, batch)
+                if self.trouble is not None:
+                    self._probe(opened)
                 opened.eraser.tend(idle=self._jobs.empty())
             except Exception as error:
                 # Nothing may end this thread: callers would wait for ever. Whoever was answered is passed over.
@@ -156,6 +166,18 @@ class Writer:
                 resolve(batch)
             if self._held and not opened.eraser.pending:
                 self._release_held(opened)
+
+    def _patience(self, opened: Opened) -> float | None:
+        patience = opened.eraser.patience()
+        if self.trouble is None:
+            return patience
+        return PROBE_EVERY if patience is None else min(patience, PROBE_EVERY)
+
+    def _probe(self, opened: Opened) -> None:
+        """Write something, to see whether the disk takes it again."""
+        if self._clock.monotonic() >= self._probe_at:
+            with suppress(BatchFailedError):
+                self._commit(opened, [], probe=True)
 
     def _collect(self, patience: float | None) -> tuple[list[Job], bool]:
         """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
@@ -209,11 +231,14 @@ class Writer:
             return False
         return True
 
-    def _commit(self, opened: Opened, batch: list[Job]) -> None:
+    def _commit(self, opened: Opened, batch: list[Job], *, probe: bool = False) -> None:
         tx = opened.tx
         conn = tx.conn
+        at_first = conn.total_changes
         try:
             conn.execute("BEGIN IMMEDIATE")
+            if probe:
+                tx.run("touch")
             for job in batch:
                 before = conn.total_changes
                 try:
@@ -229,9 +254,20 @@ class Writer:
             self._roll_back(tx)
             for job in batch:
                 job.error = None
+            self._note_trouble(error)
             raise BatchFailedError(error, shared=is_environment(error)) from error
+        if self.trouble is not None and conn.total_changes != at_first:
+            self.trouble = None
+            log.info("the database can be written again")
         self.stats.commits += 1
         self.stats.operations += len(batch)
+
+    def _note_trouble(self, error: Exception) -> None:
+        if is_environment(error):
+            if self.trouble is None:
+                log.error("the database can not be written", error=str(error), advice=StoreError.advice)
+            self.trouble = str(translate(error))
+            self._probe_at = self._clock.monotonic() + PROBE_EVERY
 
     def _roll_back(self, tx: Tx) -> None:
         if tx.conn.in_transaction:

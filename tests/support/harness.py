@@ -38,7 +38,7 @@ class Helper(Process):
         nodes: int = 1,
         **sections: Any,
     ) -> None:
-        self.db = folder / "queue.db"
+        self.db = Path(sections.get("helper", {}).get("db_path", folder / "queue.db"))
         config = folder / "helper.toml"
         config.write_text(_toml(self.db, chain.nodes[:nodes], sections))
         super().__init__("helper", folder, (*program, "--config", str(config)))

@@ -135,6 +135,7 @@ class Line:
         self.retention = Retention(**common, rounds=self.rounds, purge_after=24 * HOUR)
         self.listener = SimpleNamespace(arrived=True, stalled=None)
         self.vitals = Vitals(
+            store=self.store,
             endpoints=self.endpoints,
             rounds=cast(RoundBook, self.rounds),
             trees=cast(TreeKeeper, self.trees),

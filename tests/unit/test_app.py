@@ -173,3 +173,11 @@ async def test_a_stop_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 async def forever() -> None:
     await asyncio.Event().wait()
+
+
+async def test_the_status_says_so_when_the_queue_cannot_be_written(house: House) -> None:
+    await house.poll()
+    house.service.store._writer.trouble = "no space"
+    assert house.service.vitals.intake_paused() == "the queue cannot be written"
+    answer = await house.status()
+    assert (answer.status_code, "cannot be written" in answer.text) == (503, True)

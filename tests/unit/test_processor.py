@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from helper.errors import ProofFailed
 from helper.share import ShareState
+from helper.vitals import Disk
 from tests.support.edges import OTHER_ROUND, START, CountingClock, make_round, until, until_length
 from tests.support.queue import Line, open_line
 
@@ -258,4 +261,17 @@ async def test_blocks_that_nobody_has_do_not_keep_shares_waiting(line: Line) -> 
     line.listener.arrived, line.listener.stalled = False, 42
     async with line.running():
         await line.put(1)
+        await until(lambda: line.prover.begun)
+
+
+async def test_nothing_is_proven_that_the_disk_could_not_keep(line: Line) -> None:
+    await line.put(1)
+    disk = SimpleNamespace(trouble="no space")
+    line.vitals._store = cast(Disk, disk)
+    async with line.running():
+        await line.settle()
+        assert line.prover.begun == []
+        assert line.processor.paused == "the queue cannot be written"
+        disk.trouble = None
+        line.processor.wake()
         await until(lambda: line.prover.begun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 import threading
 from functools import partial
@@ -15,8 +16,9 @@ from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import Enqueued
 from helper.store.chainfacts import set_meta
-from helper.store.failure import UnreadableRowError, is_environment, translate
+from helper.store.failure import UnreadableRowError, is_environment, is_full, translate
 from helper.store.tx import Tx
+from tests.support.clock import FakeClock
 from tests.unit.store.parts import NOW, ROUND, claim_one, posted, put
 
 
@@ -163,3 +165,42 @@ async def test_errors_become_those_of_the_house() -> None:
     assert type(translate(damaged)) is StoreCorrupt
     assert translate(other) is other
     assert not is_environment(other)
+
+
+def refuse_writes(tx: Tx, *, refused: bool) -> None:
+    """Let no statement change a row, as a disk that fails; or let it again."""
+
+    def judge(action: int, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if action in {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_INSERT} else sqlite3.SQLITE_OK
+
+    tx.conn.set_authorizer(judge if refused else None)
+
+
+async def test_a_disk_that_fails_is_told_without_being_asked_and_tried_until_it_works(
+    store: SqliteStore, clock: FakeClock
+) -> None:
+    assert store.trouble is None
+    await store._writer.run(partial(refuse_writes, refused=True))
+    assert store.trouble is None, "nothing was written yet"
+    with pytest.raises(StoreError):
+        await put(store, 1)
+    assert store.trouble is not None
+
+    await store._writer.run(partial(refuse_writes, refused=False))
+    assert store.trouble is not None, "a transaction without a change proves nothing"
+    clock.advance(1)
+    async with asyncio.timeout(10):
+        while store.trouble is not None:
+            await asyncio.sleep(0.01)
+    await put(store, 1)
+
+
+async def test_what_one_operation_does_wrong_is_no_trouble_of_the_disk(store: SqliteStore) -> None:
+    with pytest.raises(StoreError, match="refuses"):
+        await store._writer.run(lambda tx: tx.run("set_aside", (None, None, None, None, None)))
+    assert store.trouble is None
+
+
+def test_only_a_full_disk_is_full() -> None:
+    full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
+    assert (is_full(full), is_full(broken), is_full(ValueError())) == (True, False, False)
