@@ -115,7 +115,12 @@ class Service:
             stale_after=self.config.chain.stale_seconds,
             tolerance=self.config.chain.clock_skew_seconds,
         )
-        attempts = Attempts(**common, maximum=self.config.helper.max_attempts)
+        attempts = Attempts(
+            store=self.store,
+            endpoints=self.endpoints,
+            stats=self.stats,
+            maximum=self.config.helper.max_attempts,
+        )
         way: dict[str, Any] = {
             **common,
             "trees": self.trees,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from helper.clock import Clock
+from helper.chain.failover import Endpoints
 from helper.schedule import retry_delay
 from helper.store.base import Store
 from helper.telemetry.stats import Stats
@@ -16,12 +16,13 @@ class Attempts:
     """Spends attempts: the wait is on disk before it is waited for, the last failure is final and reported.
 
     Args:
+        endpoints: for the time from which waits are reckoned.
         maximum: the failure with this number is final.
     """
 
-    def __init__(self, *, store: Store, clock: Clock, stats: Stats, maximum: int = 5) -> None:
+    def __init__(self, *, store: Store, endpoints: Endpoints, stats: Stats, maximum: int = 5) -> None:
         self._store = store
-        self._clock = clock
+        self._endpoints = endpoints
         self._stats = stats
         self._maximum = maximum
 
@@ -43,7 +44,7 @@ class Attempts:
 
     def due_ms(self, number: int, not_before_ms: int) -> int:
         """When a share is tried again after its failure with this number, from 1 on. Unix milliseconds."""
-        return max(int((self._clock.now() + retry_delay(number)) * 1000), not_before_ms)
+        return max(int((self._endpoints.wall() + retry_delay(number)) * 1000), not_before_ms)
 
     async def fail(self, share_id: int, stage: str, reason: str, *, spend_attempt: bool = False) -> None:
         """Give a share up: it is reported and its witness kept until its round is purged."""

@@ -181,7 +181,10 @@ class Intake:
             raise ShareRefused(400, "is after the round's end", field="submit_at")
         if await self._store.is_spent(share.round_id, check.nullifier):
             return Enqueued.DUPLICATE
-        outcome = await self._store.enqueue(share, check.nullifier, now=self._clock.now())
+        # The clock may have been wrong on arrival and set right before we looked whether it is, or set wrong since: a
+        # share that is due at once must not be due in years.
+        now = min(arrived, self._clock.now())
+        outcome = await self._store.enqueue(share, check.nullifier, now=now)
         if outcome is Enqueued.QUEUED:
             self._wake()
             if share.submit_at == chain_round.vote_end_time:

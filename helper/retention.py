@@ -28,6 +28,10 @@ class Rounds(Protocol):
 
     revision: int
 
+    def chain_now(self) -> float | None:
+        """The chain's time in unix seconds, None where it is not known: our own clock may be years off."""
+        ...
+
     def frozen(self, round_id: bytes) -> str | None:
         """Why nothing may be done about the round now, or None."""
         ...
@@ -45,7 +49,8 @@ class Retention:
     """Alerts and purges closed rounds.
 
     A round is closed by the chain's word only (`RoundBook.is_closed`). Its shares that were not counted then fail and
-    are reported; their witnesses stay for `purge_after` seconds, so that an operator can look, and go with the round.
+    are reported; their witnesses stay for `purge_after` seconds by the chain's time, so that an operator can look, and
+    go with the round.
     The rounds are read only after the chain moved or when a purge has become due, at most once a second.
     """
 
@@ -64,7 +69,8 @@ class Retention:
         if self._clock.monotonic() < self._next_look:
             return
         revision = self._rounds.revision
-        if revision == self._seen and self._clock.now() < self._next_purge:
+        now = self._rounds.chain_now()
+        if revision == self._seen and (now is None or now < self._next_purge):
             return
         self._next_look = self._clock.monotonic() + INTERVAL
         self._seen = None
@@ -80,10 +86,10 @@ class Retention:
         """Alert, or purge, one closed round; the unix time at which it is purged, infinity when it was."""
         if stored.alerted_at is None:
             await self._alert(stored)
-        closed_at = stored.closed_at
+        closed_at, now = stored.closed_at, self._rounds.chain_now()
         if closed_at is None:
-            return self._clock.now() + self._purge_after
-        if self._clock.now() < closed_at + self._purge_after:
+            return math.inf if now is None else now + self._purge_after
+        if now is None or now < closed_at + self._purge_after:
             return closed_at + self._purge_after
         rows = await self._store.purge(stored.round_id)
         self._rounds.forget(stored.round_id)
@@ -92,7 +98,7 @@ class Retention:
 
     async def _alert(self, stored: StoredRound) -> None:
         """Report what was not counted, in the log and in the queue's counts."""
-        now = self._clock.now()
+        now = self._rounds.chain_now() or self._clock.now()
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
         left = await self._store.unsubmitted(stored.round_id)

@@ -122,7 +122,7 @@ class Revealer:
 
     async def _wait_for_tree(self, queued: QueuedShare) -> None:
         """No attempt; a little later than now, or it would be taken up again and again until a block comes."""
-        later = int((self._clock.now() + TREE_WAIT) * 1000)
+        later = int((self._endpoints.wall() + TREE_WAIT) * 1000)
         note = "no verified root holds this leaf yet"
         await self._store.put_back(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
 

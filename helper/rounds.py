@@ -81,6 +81,7 @@ class RoundBook:
         self._frozen: dict[bytes, str] = {}
         self._waits: set[bytes] = set()  # rounds of which it was said whose word is missing
         self._chain_time: float | None = None
+        self._chain_seen = 0.0  # when that block was processed, monotonic
         self._chain_kept = False
         self.synced = False
         self.revision = 0
@@ -142,7 +143,16 @@ class RoundBook:
         """The listener has processed every block up to one of this time (unix seconds)."""
         if block_time != self._chain_time:
             self._chain_time = block_time
+            self._chain_seen = self._clock.monotonic()
             self.revision += 1
+
+    def chain_now(self) -> float | None:
+        """The chain's time in unix seconds: that of the newest block that was processed, and what has passed since. Our
+        wall clock has no part in it. None before the first block.
+        """
+        if self._chain_time is None:
+            return None
+        return self._chain_time + self._clock.monotonic() - self._chain_seen
 
     async def is_closed(self, round_id: bytes) -> bool:
         """Whether the chain's own word has closed the round for good. Never while it is frozen.
@@ -235,7 +245,7 @@ class RoundBook:
                 self._endpoints.failed(endpoint, error)
         for known in ended:
             if len(self._said_over.get(known.round_id, ())) >= needed:
-                await self._store.mark_closed(known.round_id, self._clock.now())
+                await self._store.mark_closed(known.round_id, self.chain_now() or self._clock.now())
                 self._closed.add(known.round_id)
                 self._log.info("round closed", round=known.round_id.hex()[:8], status=known.status.name)
         self._tell_waits(ended, needed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from helper.chain.failover import Endpoints
+from helper.chain.failover import EVER, Endpoints
 from helper.chain.follow import ChainFollower
 from helper.chain.listener import Listener
 from helper.chain.models import RoundStatus
@@ -16,8 +16,6 @@ from helper.rounds import RoundBook
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
 
-EVER = 2**62
-"""A height above all blocks."""
 UNWRITABLE = "the queue cannot be written"
 
 
@@ -87,8 +85,8 @@ class Vitals:
         if not self._follower.ready:
             return "starting: the chain was not read yet"
         newest = self._endpoints.time_at(EVER)
-        away = newest is None or self._clock.now() - newest > self._stale_after
-        if away or self._endpoints.out_of_step:
+        in_time = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
+        if not in_time or self._endpoints.out_of_step:
             return "no node is in step with the chain"
         return self._all_rounds_paused()
 

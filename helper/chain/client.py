@@ -82,6 +82,11 @@ class ChainClient:
         """Close all connections."""
         await self._http.aclose()
 
+    @property
+    def slow(self) -> bool:
+        """Whether a call to it has been under way for long."""
+        return self._http.slow
+
     async def rounds(self) -> RoundList:
         """All rounds of the chain."""
         return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=LARGE)

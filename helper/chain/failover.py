@@ -27,6 +27,9 @@ __all__ = ["Endpoint", "Endpoints", "make_endpoints"]
 
 T = TypeVar("T")
 
+EVER = 2**62
+"""A height above all blocks."""
+
 _HEADS_KEPT = 256
 
 
@@ -88,13 +91,15 @@ class Endpoints:
 
     @property
     def fresh(self) -> list[Endpoint]:
-        """The endpoints that may be asked now, in order of preference."""
-        return [endpoint for endpoint in self.all if self._reason(endpoint.health) is None]
+        """The endpoints that may be asked now, in order of preference; those that keep a call waiting come last."""
+        fresh = [endpoint for endpoint in self.all if self._reason(endpoint.health) is None]
+        return sorted(fresh, key=lambda endpoint: endpoint.client.slow)
 
     @property
     def fresh_rpc(self) -> list[Endpoint]:
         """The endpoints whose consensus RPC may be asked now."""
-        return [e for e in self.all if e.rpc is not None and self._reason(e.rpc_health) is None]
+        fresh = [e for e in self.all if e.rpc is not None and self._reason(e.rpc_health) is None]
+        return sorted(fresh, key=lambda endpoint: endpoint.rpc is not None and endpoint.rpc.slow)
 
     @property
     def usable(self) -> bool:
@@ -152,6 +157,15 @@ class Endpoints:
         heights = [seen for seen in self._times if seen <= height]
         return self._times[max(heights)] if heights else None
 
+    def wall(self) -> float:
+        """Our wall clock, in unix seconds, or the time of the newest block that was seen where the two are far apart.
+
+        For times that are kept: what is put off by a clock that was set years ahead must not wait for those years.
+        """
+        now, newest = self.clock.now(), self.time_at(EVER)
+        apart = max(self.limits.stale_after, self.limits.clock_skew)
+        return now if newest is None or abs(now - newest) <= apart else newest
+
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back whenever an endpoint becomes fresh or is set aside."""
         self._subscribers.append(callback)
@@ -169,7 +183,7 @@ class Endpoints:
         async with anyio.create_task_group() as group:
             for endpoint in self.all:
                 group.start_soon(self._probe, endpoint)
-        self._settle()
+        self.settle()
 
     async def monitor(self, interval: float) -> None:
         """Probe each endpoint for ever, `interval` seconds after its last probe ended; a slow one delays no
@@ -180,7 +194,7 @@ class Endpoints:
             while True:
                 await self.clock.sleep(interval)
                 await self._probe(endpoint)
-                self._settle()
+                self.settle()
 
         async with anyio.create_task_group() as group:
             for endpoint in self.all:
@@ -256,7 +270,7 @@ class Endpoints:
         else:
             health.saw(head, syncing=syncing, now=self.clock.now(), began=began)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """After a probe: learn the chain's id if it is open, log what changed, wake who waits."""
         heads = [(e, e.health.head) for e in self.all if e.health.head is not None and e.health.error is None]
         if self.chain_id is None and heads:

@@ -7,6 +7,9 @@ raw and compressed ones are not asked for: the size limit is the number of bytes
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import anyio
@@ -22,6 +25,9 @@ LARGE = 64 << 20
 
 TIMEOUT = 10.0
 """Seconds that a whole call may take unless a client is told otherwise."""
+
+SLOW = 1.0
+"""Seconds after which a call under way makes a node slow: others are asked before it."""
 
 _CONNECT = 3.0
 _NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -60,6 +66,7 @@ class NodeHttp:
         port = parsed.port or (443 if parsed.scheme == "https" else 80)
         self.name = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
         self._timeout = timeout
+        self._under_way: set[float] = set()  # when each call began, by the event loop's time
         self._kept = self._client(parsed, transport, keep=8)
         # Connections of this one are never reused: no stale keep-alive can make its outcome ambiguous.
         self._new = self._client(parsed, transport, keep=0)
@@ -80,6 +87,24 @@ class NodeHttp:
         await self._kept.aclose()
         await self._new.aclose()
 
+    @property
+    def slow(self) -> bool:
+        """Whether a call to it has been under way for long: the next one may well be, too."""
+        return bool(self._under_way) and anyio.current_time() - min(self._under_way) > SLOW
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """One whole call: `TimeoutError` when it takes too long."""
+        began = anyio.current_time()
+        while began in self._under_way:
+            began = math.nextafter(began, math.inf)
+        self._under_way.add(began)
+        try:
+            with anyio.fail_after(self._timeout):
+                yield
+        finally:
+            self._under_way.discard(began)
+
     async def get(self, path: str, params: dict[str, str] | None = None, *, limit: int = SMALL) -> Answer:
         """GET; asked once more on a new connection when a kept one turns out to be dead.
 
@@ -88,7 +113,7 @@ class NodeHttp:
         request = self._kept.build_request("GET", path, params=params)
         again = self._new.build_request("GET", path, params=params)
         try:
-            with anyio.fail_after(self._timeout):
+            with self._limited():
                 try:
                     return await self._exchange(self._kept, request, limit)
                 except (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError):
@@ -100,7 +125,7 @@ class NodeHttp:
         """POST a JSON body once, on a new connection. Raises `Unanswered`, or `ChainAnswerError` (long)."""
         request = self._new.build_request("POST", path, json=body)
         try:
-            with anyio.fail_after(self._timeout):
+            with self._limited():
                 return await self._exchange(self._new, request, SMALL)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None

@@ -58,6 +58,11 @@ class RpcClient:
         """Close all connections."""
         await self._http.aclose()
 
+    @property
+    def slow(self) -> bool:
+        """Whether a call to it has been under way for long."""
+        return self._http.slow
+
     async def status(self) -> tuple[BlockHead, bool]:
         """The newest block, and whether the node is still catching up."""
         result = await self._call("/status", {})

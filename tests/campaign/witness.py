@@ -83,16 +83,17 @@ async def broadcasts(chain: Chain, ledger: Ledger) -> list[dict[str, Any]]:
     return [entry for entry in await chain.reveals() if entry["nullifier"] in ledger.posted]
 
 
-async def judge(findings: Findings, chain: Chain, ledger: Ledger) -> None:
-    """The promise of every campaign: none lost, none early, none twice."""
+async def judge(findings: Findings, chain: Chain, ledger: Ledger, *, tolerance: float = 0) -> None:
+    """The promise of every campaign: none lost, none early (by more than `tolerance` seconds), none twice."""
     spent = await counted(chain, ledger.rounds)
     sent = await broadcasts(chain, ledger)
-    early = [entry for entry in sent if entry["time"] < ledger.posted[entry["nullifier"]].submit_at]
+    early = [entry for entry in sent if entry["time"] < ledger.posted[entry["nullifier"]].submit_at - tolerance]
     findings.figure("posted", len(ledger.posted))
     findings.figure("acknowledged", len(ledger.acknowledged))
     findings.figure("broadcasts", len(sent))
     findings.exactly("acknowledged and not counted", len(ledger.acknowledged.keys() - spent.keys()), 0)
-    findings.exactly("sent before submit_at", len(early), 0)
+    early_by = f" by more than {tolerance:g} s" if tolerance else ""
+    findings.exactly(f"sent before submit_at{early_by}", len(early), 0)
     findings.exactly("counted twice", sum(times > 1 for times in spent.values()), 0)
     findings.at_least("shares witnessed", len(ledger.acknowledged), 1)
 
@@ -103,7 +104,7 @@ async def once_a_height(findings: Findings, chain: Chain, ledger: Ledger) -> Non
     findings.at_most("broadcasts of a share at one height", max(times.values(), default=0), 1)
 
 
-async def unharmed(findings: Findings, helper: Helper) -> None:
+async def unharmed(findings: Findings, helper: Helper, *, closed: int = 0) -> None:
     """Nothing was charged to a share, given up, closed or purged, by a helper's own word since its start and by its
     file.
     """
@@ -111,5 +112,5 @@ async def unharmed(findings: Findings, helper: Helper) -> None:
     findings.exactly("attempts spent", counts.get("failures", 0), 0)
     findings.exactly("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
     findings.exactly("shares set aside", helper.rows("SELECT count(*) FROM damaged")[0][0], 0)
-    closed = helper.rows("SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL")[0][0]
-    findings.exactly("rounds closed", closed, 0)
+    found = helper.rows("SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL")[0][0]
+    findings.exactly("rounds closed", found, closed)

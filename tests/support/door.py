@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Self
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ class Door:
         url: where it listens; the same for its whole life.
         silent: whether connections are taken, read, and never answered.
         heard: the bytes that came over each connection while it was silent.
+        held: for how many seconds each of them lasted.
     """
 
     def __init__(self, url: str) -> None:
@@ -32,6 +34,7 @@ class Door:
         self.url = f"http://127.0.0.1:{self._port}"
         self.silent = False
         self.heard: list[bytearray] = []
+        self.held: list[float] = []
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -68,11 +71,12 @@ class Door:
             writer.transport.abort()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        heard = bytearray()
+        heard, began = bytearray(), time.monotonic()
         self.heard.append(heard)
         with contextlib.suppress(OSError):
             while piece := await reader.read(CHUNK):
                 heard += piece
+        self.held.append(time.monotonic() - began)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

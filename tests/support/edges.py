@@ -153,6 +153,10 @@ class FakeRounds:
     odd: dict[bytes, str] = field(default_factory=dict)
     revision: int = 0
     hold: asyncio.Event | None = None
+    clock: Callable[[], float] = lambda: float(START)
+
+    def chain_now(self) -> float | None:
+        return self.clock()
 
     def frozen(self, round_id: bytes) -> str | None:
         return self.odd.get(round_id)

@@ -51,7 +51,8 @@ class StandInEngine:
                 threading.Event().wait()
             case proposal if proposal == REFUSES:
                 raise proofs.ProvingError("told to")
-        time.sleep(self._seconds)
+        if self._seconds:
+            time.sleep(self._seconds)
         round_id, comms = bytes.fromhex(job["round_id"]), bytes.fromhex(job["share_comms"])
         c1, c2, blind = (bytes.fromhex(job[name]) for name in ("c1", "c2", "primary_blind"))
         commitment = proofs.vote_commitment(

@@ -115,14 +115,15 @@ class Line:
         self.store = WatchedStore(path, clock)
         self.stats = Stats()
         self.trees = FakeTrees()
-        self.rounds = FakeRounds()
+        ahead = clock.now() - clock.monotonic()
+        self.rounds = FakeRounds(clock=lambda: clock.monotonic() + ahead)  # the chain's clock does not jump
         self.prover = FakeProver(clock, slots)
         self.nodes = Nodes({FIRST: ACCEPTS, SECOND: ACCEPTS})
         made = make_endpoints(["http://first", "http://second"], transport=self.nodes)
         self.endpoints = Endpoints(made, clock=clock, chain_id=CHAIN, **limits)
         self.circuits = CircuitChoice(circuit, clock=clock, remember=self.store.set_meta)
         common: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
-        self.attempts = Attempts(**common, maximum=maximum)
+        self.attempts = Attempts(store=self.store, endpoints=self.endpoints, stats=self.stats, maximum=maximum)
         way: dict[str, Any] = {
             **common,
             "trees": self.trees,
@@ -176,6 +177,7 @@ class Line:
                 endpoint.health.saw(head, syncing=False, now=now, began=began)
             new = BlockHead(CHAIN, self.height, now if time is None else time)
             endpoint.health.saw(new, syncing=False, now=now, began=began)
+        self.endpoints.settle()
 
     async def next_block(self) -> None:
         """A block comes and is processed, without any share of ours in it."""

@@ -121,3 +121,15 @@ async def test_a_share_counted_meanwhile_cannot_fail_any_more(line: Line) -> Non
         await line.attempts.spend(queued.id, spent, "proof", Verdict.BAD_PROOF.value, not_before_ms=0)
     assert line.row(1) is None
     assert line.stats.counts["failed"] == 0
+
+
+async def test_a_failure_while_the_clock_is_years_ahead_waits_no_years(line: Line) -> None:
+    await line.put(1)
+    queued = await line.claim()
+    line.clock.jump(10 * 365 * 24 * 3600)
+    line.prover.failures[1] = [ProofFailed("the circuit refused")]
+    assert not await line.revealer.prove(queued)
+    line.clock.jump(-10 * 365 * 24 * 3600)
+    row = line.row(1, "due_ms")
+    assert row is not None
+    assert row[0] // 1000 - int(line.clock.now()) <= 2

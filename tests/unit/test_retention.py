@@ -206,3 +206,30 @@ async def test_a_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
     del line.rounds.odd[ROUND]
     await look(line)
     assert line.rounds.forgotten == [ROUND]
+
+
+async def test_a_clock_that_is_set_years_ahead_purges_nothing(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    (stored,) = await line.store.rounds()
+    assert stored.closed_at is not None
+    assert abs(stored.closed_at - line.clock.now()) < 10
+    line.clock.jump(10 * 365 * 24 * HOUR)
+    for _ in range(3):
+        await look(line)
+    assert line.rounds.forgotten == []
+    line.clock.advance(24 * HOUR)
+    await look(line)
+    assert line.rounds.forgotten == [ROUND]
+
+
+async def test_a_round_that_is_closed_while_the_clock_is_years_ahead_is_kept_no_longer(line: Line) -> None:
+    await mixed(line)
+    line.clock.jump(10 * 365 * 24 * HOUR)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    line.clock.jump(-10 * 365 * 24 * HOUR)
+    line.clock.advance(24 * HOUR)
+    await look(line)
+    assert line.rounds.forgotten == [ROUND]

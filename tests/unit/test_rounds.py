@@ -238,7 +238,7 @@ async def test_closed_by_a_processed_block_and_the_status(status: int) -> None:
     assert not await setting.book.is_closed(ROUND_ID)
     setting.book.processed(VOTE_END)
     assert await setting.book.is_closed(ROUND_ID)
-    assert setting.store.kept_rounds[ROUND_ID].closed_at == VOTE_END + 50
+    assert setting.store.kept_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
     assert setting.book.open() == []
 
     after_restart = RoundBook(setting.store, setting.endpoints, clock=setting.clock)

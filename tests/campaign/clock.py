@@ -1,0 +1,174 @@
+"""Clock: the service's wall clock jumps, the chain's does not.
+
+How it hurts. The service runs under libfaketime: its wall clock is moved while it runs, its monotonic clock is left
+alone, and so is the chain's. It jumps an hour back, an hour ahead and ten years ahead, each time for a while, and is
+put right again. Meanwhile shares come due, wallets post shares that are due at once, other shares wait for a time that
+only the wrong clock has passed, and a round that the chain has closed waits for its purge, 24 hours after.
+
+What must hold. No share is revealed more than 120 s before its time by the chain's clock. Each jump is noticed: wallets
+get 503. Within 30 s of the clock being right again shares are taken and all that is due is counted. No attempt is
+spent, nothing fails, no round is closed or purged for it, what waits goes on waiting, and the service needs no more
+memory than before, but for 16 MiB.
+
+Planted: intake stores a share that is due at once as of the clock on its arrival alone (`now=arrived`), which may have
+been wrong and set right before intake looked at it. Found: "an hour ahead: drained: False (= True)", "acknowledged and
+not counted: 2 (= 0)", "shares that still wait: 34 (= 32)".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from devnet.ballot import Ballot
+from tests.campaign import witness
+from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.crowd import Crowd
+from tests.support.devnet import Chain
+from tests.support.harness import Helper, helping, soon
+
+HOUR = 3600
+JUMPS = {"an hour back": -HOUR, "an hour ahead": HOUR, "ten years ahead": 10 * 365 * 24 * HOUR}
+TOLERANCE = 120
+"""Seconds by which a share may be early when clocks disagree."""
+MEMORY = 16 << 20
+
+
+class Wrong:
+    """The wall clock of processes that are started with `env`."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self._offset = folder / "offset"
+        self.set(0)
+        self.env = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
+            "FAKETIME_CACHE_DURATION": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            # With its fix for monotonic conditions, a thread takes a fifth of a second to take the interpreter's lock.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+            "NO_FAKE_STAT": "1",
+        }
+
+    def set(self, seconds: int) -> None:
+        """Put it off by so much from now on."""
+        partial = self._offset.with_suffix(".partial")
+        partial.write_text(f"{seconds:+d}\n")
+        partial.replace(self._offset)
+
+
+@dataclass
+class Scene:
+    """What takes part; `far` are shares that must not be revealed in the time of the campaign."""
+
+    setting: Setting
+    findings: Findings
+    chain: Chain
+    helper: Helper
+    wrong: Wrong
+    crowd: Crowd
+    far: Crowd
+
+
+async def run(setting: Setting) -> Findings:
+    """Hurt it, and judge."""
+    findings = Findings()
+    libraries = sorted(Path("/usr").glob("lib*/**/faketime/libfaketimeMT.so.1"))
+    findings.exactly("libfaketime is installed", str(bool(libraries)), "True")
+    if not libraries:
+        return findings
+    wrong = Wrong(libraries[0], setting.folder)
+    async with httpx.AsyncClient(timeout=30) as http:
+        chain = Chain(setting.folder, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
+        await chain.start()
+        try:
+            poll = {"poll_seconds": setting.scale(1.0, 0.2)}
+            async with helping(setting.folder, http, chain, env=wrong.env, chain=poll) as helper:
+                crowds = [Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("near", "far")]
+                await _play(Scene(setting, findings, chain, helper, wrong, *crowds))
+        finally:
+            await chain.kill()
+    return findings
+
+
+async def _play(scene: Scene) -> None:
+    setting, findings, chain, helper = scene.setting, scene.findings, scene.chain, scene.helper
+    each, dice = setting.scale(8, 2), setting.dice("times")
+    closed = await _closed_round(scene)
+    round_id = await chain.open_round(3 * HOUR)
+    far = await scene.far.vote(round_id, setting.scale(8, 2))
+    near = await scene.crowd.vote(round_id, each * len(JUMPS))
+    await helper.knows_leaf(round_id, max(position for _, position in (*far, *near)))
+    begin = int(time.time())
+    await scene.far.post(far, lambda: int(begin + dice.uniform(2 * TOLERANCE + 600, HOUR * 1.5)))
+    before = _memory(helper)
+    for number, (name, seconds) in enumerate(JUMPS.items()):
+        await _jump(scene, name, seconds, near[each * number : each * (number + 1)])
+    await witness.judge(findings, chain, scene.crowd.ledger, tolerance=TOLERANCE)
+    spent = await witness.counted(chain, [round_id])
+    sent = {entry["nullifier"] for entry in await chain.reveals()}
+    findings.exactly("shares revealed an hour early", len(scene.far.ledger.posted.keys() & (sent | spent.keys())), 0)
+    waiting = helper.rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
+    findings.exactly("shares that still wait", waiting, len(scene.far.ledger.acknowledged))
+    await witness.unharmed(findings, helper, closed=1)
+    kept = helper.rows("SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed)
+    findings.exactly("shares of the closed round that are still known", kept[0][0], 16)
+    findings.at_most("bytes of memory more than before", _memory(helper) - before, MEMORY)
+    findings.figure("bytes of memory before", before)
+
+
+async def _closed_round(scene: Scene) -> bytes:
+    """A round that the chain has closed, with a vote that was counted: kept until its purge, a day from now."""
+    chain, helper = scene.chain, scene.helper
+    round_id = await chain.open_round(vote_end_time=soon(scene.setting.scale(15, 8)), tally_blocks=1)
+    vote = await scene.crowd.vote(round_id, 1)
+    await scene.crowd.post(vote, lambda: 0)
+    async with helper.patience("has closed a round"):
+        while not helper.rows("SELECT 1 FROM rounds WHERE alerted_ms IS NOT NULL"):
+            await asyncio.sleep(0.1)
+    return round_id
+
+
+async def _jump(scene: Scene, name: str, seconds: int, votes: list[tuple[Ballot, int]]) -> None:
+    """One jump and back, with shares of these votes falling due before, in, and after it."""
+    length = scene.setting.scale(20.0, 2.0)
+    findings, helper, dice = scene.findings, scene.helper, scene.setting.dice(name)
+    half, begin = len(votes) // 2, int(time.time())
+    await scene.crowd.post(votes[:half], lambda: int(begin + dice.uniform(0, 2 + 1.5 * length)))
+    posting = asyncio.create_task(scene.crowd.post(votes[half:], lambda: 0, posters=2, pause=length / 8))
+    await asyncio.sleep(1)
+    scene.wrong.set(seconds)
+    jumped = time.time()
+    noticed = await _until(lambda facts: facts["intake_paused"] is not None, helper)
+    findings.at_most(f"{name}: seconds until it is noticed", noticed - jumped, 5)
+    await asyncio.sleep(max(0.0, jumped + length - time.time()))
+    scene.wrong.set(0)
+    fixed = time.time()
+    await posting
+    drained = await witness.drained(scene.chain, scene.crowd.ledger, 60 + length)
+    # Shares may still have had to become due: it is they, then, that were waited for.
+    due = max(share.submit_at for share in scene.crowd.ledger.posted.values())
+    findings.at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)
+    findings.exactly(f"{name}: drained", str(drained), "True")
+    normal = await _until(lambda facts: facts["ready"] and facts["paused"] is None, helper)
+    findings.at_most(f"{name}: seconds from the fix until it is ready", normal - fixed, 30)
+
+
+async def _until(holds: Callable[[dict[str, object]], object], helper: Helper) -> float:
+    """When the service first said so (unix seconds); looked at for a minute."""
+    await helper.until("says so", holds)
+    return time.time()
+
+
+def _memory(helper: Helper) -> int:
+    """The resident memory of the service, in bytes."""
+    status = Path(f"/proc/{helper.pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) * 1024
+
+
+CAMPAIGN = Campaign("clock", run)
