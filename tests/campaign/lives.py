@@ -28,7 +28,7 @@ AT_ONCE = 0.25
 AHEAD = 5.0
 """Seconds, about three lives, over which the other shares of a vote fall due."""
 DRAIN = 90.0
-"""Seconds for what is left when the last life has begun."""
+"""Seconds for what is left when the last life has begun, beside those of its proofs."""
 START = 300.0
 """Seconds in which a life must be up without help, on a machine that others use too."""
 FREE_DEATHS = 2
@@ -64,12 +64,14 @@ class Lives:
         self.helper.launch(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.tally))
 
     async def ready(self) -> None:
-        """Wait until this life is up; real provers make their keys first, at low priority."""
+        """Wait until this life works its queue: real provers make their keys first, and missed blocks are read."""
         await self.helper.listening()
         async with self.helper.patience("is ready", START):
             while True:
                 with contextlib.suppress(AssertionError):
-                    return await self.helper.ready()
+                    await self.helper.ready()
+                    await self.helper.until("works its queue", lambda facts: facts["paused"] is None)
+                    return
 
     async def run(self, end: Callable[[int], Awaitable[None]]) -> None:
         """All lives and the last one; `end` is called with a life's number right after its launch, and ends it.
@@ -82,7 +84,7 @@ class Lives:
             for life in range(self.number):
                 upto = -(-len(votes) * (life + 1) // self.number)
                 for vote in votes[begun:upto]:
-                    group.create_task(self.crowd.post([vote], self._due, patience=DRAIN))
+                    group.create_task(self.crowd.post([vote], self._due, patience=START))
                 begun = upto
                 self.launch()
                 await end(life)
@@ -95,7 +97,7 @@ class Lives:
     async def judge(self, findings: Findings) -> None:
         """What holds whichever way the lives ended: the promise, no attempt spent, nothing left, a sound database."""
         ledger = self.crowd.ledger
-        await drained(self.chain, ledger, DRAIN)
+        await drained(self.chain, ledger, DRAIN + self.seconds * len(ledger.posted))
         await judge(findings, self.chain, ledger)
         findings.exactly("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged), 0)
         findings.exactly("shares refused", len(self.crowd.refused), 0)
@@ -137,7 +139,7 @@ async def lives(
     folder.mkdir()
     flags = ("--stand-in-proofs",) if program is STAND_IN else ()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(folder, http, "--block-seconds", "0.5", *flags)
+        chain = Chain(folder, http, "--block-seconds", "1", *flags)
         await chain.start()
         port = free_port()
         settings = {"port": port, "max_concurrent_proofs": WORKERS}

@@ -39,7 +39,7 @@ async def run(setting: Setting) -> Findings:
             nonlocal at_work
             await story.helper.listening()
             if life not in early:
-                await story.helper.ready()
+                await story.ready()
             await asyncio.sleep(dice.uniform(0, STARTING if life in early else LIFE))
             with contextlib.suppress(KeyError):
                 at_work += bool((await story.helper.service())["in_hand"])
