@@ -111,3 +111,9 @@ export function shorten(text: string, head = 12, tail = 6): string {
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${whole.format(count)} ${count === 1 ? one : many}`;
 }
+
+/** A server's words as a sentence of this page. */
+export function sentence(text: string): string {
+  const said = text.trim();
+  return said ? `${said.charAt(0).toUpperCase()}${said.slice(1)}${/[.!?…]$/.test(said) ? "" : "."}` : "";
+}

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { announce } from "../lib/announce";
-import { formatDuration, formatLeft, formatLocal, formatUtc, isoTime, shorten } from "../lib/format";
+import { formatDuration, formatLeft, formatLocal, formatUtc, isoTime, sentence, shorten } from "../lib/format";
 import type { Resource } from "../lib/hooks";
 
 export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
@@ -114,11 +114,11 @@ export function Name({ text, what, head, tail }: { text: string; what: string; h
   );
 }
 
-export function Code({ text, what, wrap = true }: { text: string; what: string; wrap?: boolean }) {
+export function Code({ text, what, exact = false }: { text: string; what: string; exact?: boolean }) {
   return (
     <div class="code">
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reachable by keyboard. */}
-      <pre class={wrap ? "wrap" : ""} tabIndex={0} role="group" aria-label={what}>
+      <pre class={exact ? "exact" : "wrap"} tabIndex={0} role="group" aria-label={what}>
         {text}
       </pre>
       <Copy text={text} what={what} label="Copy" />
@@ -169,16 +169,18 @@ export function Loaded<T>({
 }: {
   from: Resource<T>;
   what: string;
-  /** What to say of a certain failure instead of the server's words; null for those. */
+  /** What stands there instead of a certain failure; null for the server's own words. */
   failed?: (status: number) => ComponentChildren | null;
   children: (data: T) => ComponentChildren;
 }) {
   const { data, error, loading, reload } = from;
+  const instead = data === null && error ? failed?.(error.status) : null;
+  if (instead) return <>{instead}</>;
   return (
     <>
       {error && (
         <Notice tone="bad" live title={data === null ? `Could not load ${what}` : `Could not refresh ${what}`}>
-          <p>{failed?.(error.status) ?? error.message}</p>
+          <p>{sentence(error.message)}</p>
           {data !== null && <p>What you see below is from before.</p>}
           <p>
             <button type="button" class="quiet" onClick={reload} disabled={loading}>

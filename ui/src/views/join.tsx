@@ -147,8 +147,8 @@ export function Join() {
   return (
     <>
       <PageHead title="Join the network">
-        Tell the other operators that your validator wants in. Your operator key signs one short text; it moves no funds
-        and never leaves your wallet.
+        Tell the other operators that your validator wants in. Your operator key signs one short text: that moves no
+        funds, and the key itself never leaves its place.
       </PageHead>
       <ClockWarning skew={config.skew} />
       <form

@@ -32,9 +32,11 @@ export function Network() {
         from={config}
         what="the voting configuration"
         failed={(status) =>
-          status === 502
-            ? "No voting configuration has been published yet, or this server could never fetch it. It asks again every minute."
-            : null
+          status === 502 && (
+            <Empty title="No voting configuration yet">
+              <p>None has been published, or this server could never fetch it. It tries again every minute.</p>
+            </Empty>
+          )
         }
       >
         {(found) => (raw ? <Raw value={found} /> : <Cards value={found} />)}

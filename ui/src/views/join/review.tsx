@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { type Claim, TOLERANCE } from "../../lib/claim";
-import { formatDuration } from "../../lib/format";
+import { formatDuration, sentence } from "../../lib/format";
 import { useNow } from "../../lib/hooks";
 import type { HttpError } from "../../lib/http";
 import { ADVICE, type KeplrError } from "../../lib/keplr";
@@ -38,7 +38,7 @@ export function Review({
       <p ref={head} tabIndex={-1}>
         Exactly this is signed, {new TextEncoder().encode(prepared.text).length} bytes:
       </p>
-      <Code text={prepared.text} what="text to be signed" />
+      <Code text={prepared.text} what="text to be signed" exact />
       {fresh ? (
         <p class="muted small">
           Good for another <span class="number">{formatDuration(left)}</span>
@@ -85,7 +85,7 @@ export function SendNotice({ problem }: { problem: HttpError }) {
   return (
     <Notice tone="bad" title="The registration was not taken" live>
       <p>
-        <strong>{problem.message}</strong>
+        <strong>{sentence(problem.message)}</strong>
       </p>
       <p>{advice}</p>
     </Notice>

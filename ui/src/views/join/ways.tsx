@@ -55,18 +55,21 @@ export function KeplrStep({
   );
 }
 
+/** Where the helper's commands look for it by themselves. */
+const OWN = "http://127.0.0.1:8090";
+
 /** With the helper's own command, which makes the text, signs it and sends it. */
 export function CommandStep({ url, moniker, sound }: { url: string; moniker: string; sound: boolean }) {
-  const command = ["svote-helper admin register --key-file KEY", flag("url", url || ""), flag("moniker", moniker)].join(
-    " ",
-  );
+  const command = ["svote-helper admin register --key-file KEY", flag("url", url), flag("moniker", moniker)];
+  if (location.origin !== OWN) command.push(flag("to", location.origin));
   return sound ? (
     <>
       <p>
-        Run this on the machine that has the key, with the key's file for <code>KEY</code>. It shows the text, signs it
-        there, and sends only the signature.
+        Run this on the machine that has the key, with a file that holds it for <code>KEY</code>: in hex, or as the
+        chain's key tool exports it. The text is signed there, and only the signature is sent. <code>--show</code>{" "}
+        prints what would be sent, and sends nothing.
       </p>
-      <Code text={command} what="command to register" />
+      <Code text={command.join(" ")} what="command to register" />
     </>
   ) : (
     <p class="muted">Fill in step 1: the command appears here.</p>

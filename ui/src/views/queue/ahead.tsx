@@ -36,10 +36,12 @@ export function Ahead({ rounds }: { rounds: QueueRound[] }) {
         ) : (
           <Empty title={later > 0 ? "None within the hour" : "No share waits"} />
         )}
-        <p class="muted small chart-note">
-          {plural(sum, "share")} within the hour, of them {formatNumber(minutes[0] ?? 0)} this minute or overdue;{" "}
-          {formatNumber(later)} later.
-        </p>
+        {sum + later > 0 && (
+          <p class="muted small chart-note">
+            {plural(sum, "share")} within the hour, of them {formatNumber(minutes[0] ?? 0)} this minute or overdue;{" "}
+            {formatNumber(later)} later.
+          </p>
+        )}
       </div>
     </section>
   );

@@ -1,5 +1,5 @@
 import { backlog } from "../../lib/backlog";
-import { formatClock, formatMillis, formatNumber, formatSeconds, isoTime } from "../../lib/format";
+import { formatClock, formatMillis, formatNumber, formatSeconds, isoTime, sentence } from "../../lib/format";
 import { useNow } from "../../lib/hooks";
 import type { QueueState } from "../../lib/types";
 import { Badge, Empty, Figure, Notice } from "../../parts/ui";
@@ -16,7 +16,11 @@ export function Board({ state }: { state: QueueState }) {
     <>
       {(state.paused || !state.ready) && (
         <Notice tone={state.paused ? "bad" : "warn"} title={state.paused ? "Paused" : "Not ready yet"} live>
-          <p>{state.paused ?? "The helper is starting: keys are loaded and the chain is caught up with."}</p>
+          <p>
+            {state.paused
+              ? sentence(state.paused)
+              : "The helper is starting: keys are loaded and the chain is caught up with."}
+          </p>
         </Notice>
       )}
       <Facts state={state} />
