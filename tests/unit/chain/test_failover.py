@@ -73,6 +73,24 @@ async def test_set_aside_and_named_in_the_log(change: dict[str, Any], reason: st
     assert reason in str(endpoints.reasons()["bad:1317"])
 
 
+async def test_a_node_that_keeps_a_call_waiting_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.chain.http.SLOW", 0.01)
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock))
+    endpoints = network.endpoints(clock, timeout=0.2)
+    await endpoints.check()
+    network.nodes["a"].hangs = True
+    async with anyio.create_task_group() as group:
+        group.start_soon(endpoints.check)
+        with anyio.fail_after(5):
+            while names(endpoints) != ["b:1317", "a:1317"]:
+                await anyio.sleep(0.005)
+    assert names(endpoints) == ["b:1317"], "it timed out"
+    network.nodes["a"].hangs = False
+    await endpoints.check()
+    assert names(endpoints) == ["a:1317", "b:1317"]
+
+
 async def test_an_unreachable_node_is_named() -> None:
     clock = FakeClock()
     network = Network(good=Node(clock), gone=Node(clock))

@@ -1,0 +1,172 @@
+"""Tarpit: one of three nodes takes every question and does not answer in any useful time.
+
+How it hurts. While shares come due all the time, one of the helper's three nodes turns into a tarpit: it sends its
+answers a byte every ten seconds, or its sockets are half open, so that connections are taken, read, and never answered.
+It does so in each place of the operator's order.
+
+What must hold. A call ends within 10 s (and half a second that a busy machine may take to cut it), measured at the
+tarpit's end. Only what is sent in its first seconds is handed to the tarpit first. Of all others, the
+first broadcast to a good node comes within 2 s of their time for 99 %. Nothing is lost, early or counted twice, no
+attempt is spent, nothing fails.
+
+Planted: no call makes a node slow (`helper.chain.http.SLOW = 1e9`), so that all that falls due goes to the tarpit first
+until its probe has timed out. Found: "shares that met a tarpit first: 49 (≤ 18)".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from helper.telemetry.stats import percentile
+from tests.campaign import witness
+from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.crowd import Crowd
+from tests.support.devnet import Chain
+from tests.support.door import Door, doors
+from tests.support.harness import helping
+
+NODES = 3
+TRICKLE, HALF_OPEN = "a byte every 10 s", "half open"
+PER_SECOND = 4
+CAUGHT_SECONDS = 1.5
+"""On average: the node that is preferred catches what is sent in its first seconds, the others hardly anything."""
+
+
+@dataclass
+class Seen:
+    """What was seen of all lanes: seconds that calls to a tarpit took, lateness of shares that did not meet one."""
+
+    calls: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+    caught: list[float] = field(default_factory=list)
+    before: list[float] = field(default_factory=list)
+    tarpits: int = 0
+
+
+async def run(setting: Setting) -> Findings:
+    """Hurt it, and judge."""
+    findings, seen = Findings(), Seen()
+    kinds = [TRICKLE, HALF_OPEN]
+    pairs = [(kind, place) for kind in kinds for place in range(NODES)]
+    turn = setting.seed % 2
+    batches = setting.scale([pairs[:3], pairs[3:]], [[(kinds[(place + turn) % 2], place) for place in range(NODES)]])
+    async with httpx.AsyncClient(timeout=30) as http:
+        for number, batch in enumerate(batches):
+            async with asyncio.TaskGroup() as group:
+                for kind, place in batch:
+                    folder = setting.folder / f"{number}-{place}"
+                    folder.mkdir()
+                    group.create_task(_lane(setting, findings, seen, folder, http, kind, place))
+    findings.at_least("calls to a tarpit", len(seen.calls), seen.tarpits)
+    findings.at_most("longest call to a tarpit, seconds", max(seen.calls, default=0.0), 10.5)
+    findings.at_least("shares that met no tarpit", len(seen.others), 64)
+    findings.at_most("their lateness, p99, seconds", percentile(seen.others, 0.99) or 0.0, 2)
+    findings.at_most("shares that met a tarpit first", len(seen.caught), PER_SECOND * CAUGHT_SECONDS * seen.tarpits)
+    findings.figure("their greatest lateness, seconds", max(seen.caught, default=0.0))
+    findings.figure("lateness before, all nodes well, p99, seconds", percentile(seen.before, 0.99) or 0.0)
+    return findings
+
+
+async def _lane(
+    setting: Setting, findings: Findings, seen: Seen, folder: Path, http: httpx.AsyncClient, kind: str, place: int
+) -> None:
+    """A chain and a helper, whose node in this place becomes a tarpit of this kind."""
+    flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODES), "--stand-in-proofs")
+    whole = Chain(folder, http, *flags)
+    await whole.start()
+    try:
+        chain = whole.by_node(NODES)  # the last one is the witness's own
+        listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODES]]
+        async with doors(*listed[place]) as ports:
+            listed[place] = (ports[0].url, ports[1].url)
+            sections: dict[str, Any] = {
+                "endpoints": [rest for rest, _ in listed],
+                "rpc": [rpc for _, rpc in listed],
+                "poll_seconds": 0.5,
+            }
+            async with helping(folder, http, chain, chain=sections) as helper:
+                crowd = Crowd(chain, lambda: [helper.url], setting.dice(f"{kind} {place}"))
+                await _tarpit(setting, seen, chain, crowd, ports, kind, place)
+                await witness.judge(findings, chain, crowd.ledger)
+                await witness.unharmed(findings, helper)
+    finally:
+        await whole.kill()
+
+
+async def _tarpit(
+    setting: Setting, seen: Seen, chain: Chain, crowd: Crowd, ports: list[Door], kind: str, place: int
+) -> None:
+    dice, seconds = setting.dice(f"times {kind} {place}"), setting.scale(60, 14)
+    round_id = await chain.open_round()
+    votes = await crowd.vote(round_id, round(seconds * PER_SECOND / 16))
+    await asyncio.sleep(2)  # the leaves get to the helper's tree
+    began = time.time() + 4
+    await crowd.post(votes, lambda: int(began + dice.uniform(0, seconds)))
+    await asyncio.sleep(began + 3 - time.time())
+    await _turn(chain, ports, kind, place)
+    turned = time.time()
+    await asyncio.sleep(began + seconds - time.time())
+    await witness.drained(chain, crowd.ledger, 60)
+    seen.tarpits += 1
+    _measure(seen, crowd.ledger, await chain.requests(), ports, kind, f"node{place}", turned)
+    for port in ports:
+        port.silent = False
+    await chain.mend(node=place)
+
+
+async def _turn(chain: Chain, ports: list[Door], kind: str, place: int) -> None:
+    """From now on it is a tarpit."""
+    if kind == TRICKLE:
+        await chain.faults(node=place, trickle=10)
+        return
+    for port in ports:
+        await port.shut()
+        port.silent = True
+        await port.open()
+
+
+def _measure(
+    seen: Seen,
+    ledger: witness.Ledger,
+    requests: list[dict[str, Any]],
+    ports: list[Door],
+    kind: str,
+    name: str,
+    turned: float,
+) -> None:
+    """How long calls to the tarpit took, and how late each share came to a good node."""
+    met: set[str] = set()
+    firsts: dict[str, float] = {}
+    heard = b"".join(bytes(one) for port in ports for one in port.heard)
+    for entry in requests:
+        slow = kind == TRICKLE and entry["node"] == name and entry["ms"] > 5000
+        if slow:
+            seen.calls.append(entry["ms"] / 1000)
+        nullifier = entry["nullifier"]
+        if nullifier not in ledger.posted:
+            continue
+        if slow:
+            met.add(nullifier)
+        elif kind == HALF_OPEN or entry["node"] != name or entry["time"] < turned:
+            firsts.setdefault(nullifier, entry["time"])
+    if kind == HALF_OPEN:
+        seen.calls += [held for port in ports for held in port.held]
+        met = {one for one in ledger.posted if base64.b64encode(bytes.fromhex(one)) in heard}
+    for nullifier, posted in ledger.posted.items():
+        if nullifier not in firsts:
+            continue  # a tarpit that trickles may have taken it all the same, or it went there while it was well
+        late = max(0.0, firsts[nullifier] - posted.submit_at)
+        if nullifier not in met and firsts[nullifier] < turned:
+            seen.before.append(late)
+        else:
+            (seen.caught if nullifier in met else seen.others).append(late)
+
+
+CAMPAIGN = Campaign("tarpit", run)
