@@ -103,7 +103,8 @@ class Retention:
             await self._store.mark_closed(stored.round_id, now)
         left = await self._store.unsubmitted(stored.round_id)
         failed = await self._store.close_unspent(stored.round_id, note="the round closed before it was counted")
-        number = sum(left.get(state, 0) for state in UNSUBMITTED)
+        # The counts are kept apart from the shares; damaged ones must not keep a lost share from being told.
+        number = max(failed, sum(left.get(state, 0) for state in UNSUBMITTED))
         if number:
             self._stats.count("expired", failed)
             log.error("a round closed with shares that were not counted", shares=number, round=stored.round_id.hex())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -71,6 +73,17 @@ async def test_a_closed_round_fails_what_was_not_counted_reports_it_once_and_kee
     assert await line.store.counts() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
     assert line.stats.counts["expired"] == 2, "the third had failed before"
     assert line.rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
+
+
+@pytest.mark.rule("R15")
+async def test_shares_that_were_not_counted_are_reported_though_the_counts_know_none(line: Line) -> None:
+    await mixed(line)
+    with contextlib.closing(sqlite3.connect(line.store.path, isolation_level=None)) as conn:
+        conn.execute("UPDATE counters SET n = 0")
+    line.rounds.closed.add(ROUND)
+    with capture_logs() as logs:
+        await look(line)
+    assert [entry["shares"] for entry in logs if entry["log_level"] == "error"] == [2]
 
 
 async def test_a_round_with_every_share_counted_closes_without_an_alarm(line: Line) -> None:
