@@ -60,6 +60,8 @@ USUAL = {
 }
 """What a helper asks at each look at a node. On a machine that stumbles, two looks may run into each other."""
 BLOCK = 0.3
+PAGE = 1000
+"""Heights that a node tells the leaves of at once."""
 
 
 async def run(setting: Setting) -> Findings:
@@ -88,7 +90,7 @@ async def run(setting: Setting) -> Findings:
 
 async def _listen(findings: Findings, setting: Setting, chain: Chain, helper: Helper, posted: Votes) -> None:
     """A quiet span, and one as long in which wallets post."""
-    blocks = setting.scale(160, 16)
+    blocks = setting.scale(120, 16)
     quiet, _ = await _span(chain, blocks, asyncio.sleep(0, list[float]()))
     arrivals = _arrivals(helper, posted, setting.dice("moments"), blocks * BLOCK)
     busy, posts = await _span(chain, blocks, arrivals)
@@ -189,9 +191,11 @@ async def _anchors(findings: Findings, chain: Chain, round_id: bytes, log: Seque
 
 async def _roots(chain: Chain, round_id: bytes) -> dict[int, float]:
     """Every height of the chain at which the round got a root, with its block's time."""
-    params = {"from_height": 1, "to_height": await chain.newest()}
-    answer = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **params)
-    heights = [int(block["height"]) for block in answer["blocks"]]
+    newest, heights = await chain.newest(), list[int]()
+    for begin in range(1, newest + 1, PAGE):
+        span = {"from_height": begin, "to_height": min(newest, begin + PAGE - 1)}
+        answer = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **span)
+        heights += [int(block["height"]) for block in answer.get("blocks", [])]
     return {height: await _block_time(chain, height) for height in heights}
 
 
