@@ -113,7 +113,7 @@ class SqliteStore(SqliteWork, SqliteChain):
     @property
     def trouble(self) -> str | None:
         """Why the disk did not take the last commit, None while it does; tried again every half second."""
-        return self._writer.trouble
+        return self._writer.trouble.reason
 
     @property
     def stats(self) -> WriterStats:

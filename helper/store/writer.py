@@ -26,6 +26,7 @@ from helper.store.failure import UnreadableRowError, is_damage, is_environment, 
 from helper.store.jobs import BatchFailedError, Job, resolve, settle, tell
 from helper.store.opening import Opened, open_database
 from helper.store.rows import DamagedShare
+from helper.store.trouble import Trouble
 from helper.store.tx import UNREADABLE, Keys, Tx
 
 log = structlog.get_logger("helper.store")
@@ -34,8 +35,6 @@ T = TypeVar("T")
 
 MAX_BATCH: Final = 512
 """Operations of one transaction, so that the first of them does not wait long."""
-PROBE_EVERY: Final = 0.5
-"""Seconds between two tries of a disk that did not take the last commit."""
 
 
 @dataclass(slots=True)
@@ -56,8 +55,7 @@ class Writer:
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        trouble: why the disk did not take the last commit, None while it does. It is tried again also when nobody
-            asks: who looks at this does not write.
+        trouble: whether the disk takes commits.
     """
 
     def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
@@ -69,8 +67,7 @@ class Writer:
         self._held: list[Job] = []
         self._stopped: asyncio.Future[None] | None = None
         self._opened: Opened | None = None
-        self._probe_at = 0.0
-        self.trouble: str | None = None
+        self.trouble = Trouble(path, clock)
         self.stats = WriterStats()
 
     async def start(self) -> None:
@@ -150,11 +147,11 @@ class Writer:
     def _serve(self, opened: Opened) -> None:
         going = True
         while going:
-            batch, going = self._collect(self._patience(opened))
+            batch, going = self._collect(self.trouble.patience(opened.eraser.patience()))
             try:
                 if batch:
                     self._work(opened, batch)
-                if self.trouble is not None:
+                if self.trouble.probe_due:
                     self._probe(opened)
                 opened.eraser.tend(idle=self._jobs.empty())
             except Exception as error:
@@ -167,17 +164,10 @@ class Writer:
             if self._held and not opened.eraser.pending:
                 self._release_held(opened)
 
-    def _patience(self, opened: Opened) -> float | None:
-        patience = opened.eraser.patience()
-        if self.trouble is None:
-            return patience
-        return PROBE_EVERY if patience is None else min(patience, PROBE_EVERY)
-
     def _probe(self, opened: Opened) -> None:
         """Write something, to see whether the disk takes it again."""
-        if self._clock.monotonic() >= self._probe_at:
-            with suppress(BatchFailedError):
-                self._commit(opened, [], probe=True)
+        with suppress(BatchFailedError):
+            self._commit(opened, [], probe=True)
 
     def _collect(self, patience: float | None) -> tuple[list[Job], bool]:
         """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
@@ -254,20 +244,12 @@ class Writer:
             self._roll_back(tx)
             for job in batch:
                 job.error = None
-            self._note_trouble(error)
+            self.trouble.note(error)
             raise BatchFailedError(error, shared=is_environment(error)) from error
-        if self.trouble is not None and conn.total_changes != at_first:
-            self.trouble = None
-            log.info("the database can be written again")
+        if conn.total_changes != at_first:
+            self.trouble.written()
         self.stats.commits += 1
         self.stats.operations += len(batch)
-
-    def _note_trouble(self, error: Exception) -> None:
-        if is_environment(error):
-            if self.trouble is None:
-                log.error("the database can not be written", error=str(error), advice=StoreError.advice)
-            self.trouble = str(translate(error))
-            self._probe_at = self._clock.monotonic() + PROBE_EVERY
 
     def _roll_back(self, tx: Tx) -> None:
         if tx.conn.in_transaction:

@@ -177,7 +177,7 @@ async def forever() -> None:
 
 async def test_the_status_says_so_when_the_queue_cannot_be_written(house: House) -> None:
     await house.poll()
-    house.service.store._writer.trouble = "no space"
+    house.service.store._writer.trouble.reason = "no space"
     assert house.service.vitals.intake_paused() == "the queue cannot be written"
     answer = await house.status()
     assert (answer.status_code, "cannot be written" in answer.text) == (503, True)

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from helper.store import SqliteStore
 from helper.store.base import Enqueued
 from helper.store.chainfacts import set_meta
 from helper.store.failure import UnreadableRowError, is_environment, is_full, translate
+from helper.store.trouble import Trouble
 from helper.store.tx import Tx
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import NOW, ROUND, claim_one, posted, put
@@ -204,3 +206,26 @@ async def test_what_one_operation_does_wrong_is_no_trouble_of_the_disk(store: Sq
 def test_only_a_full_disk_is_full() -> None:
     full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
     assert (is_full(full), is_full(broken), is_full(ValueError())) == (True, False, False)
+
+
+def test_a_full_disk_is_well_again_only_with_room_for_shares(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small commit fits where shares do not: the status would waver."""
+    free = [0]
+    about = SimpleNamespace(f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(about), f_bavail=free[0]))
+    trouble = Trouble(tmp_path / "queue.db", clock)
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    trouble.note(full)
+    assert not trouble.probe_due
+    clock.advance(1)
+    assert trouble.probe_due
+    trouble.written()
+    assert trouble.reason is not None
+    assert not trouble.probe_due, "not at once again"
+    free[0] = 256
+    trouble.written()
+    assert trouble.reason is None
+    assert trouble.patience(None) is None
