@@ -14,15 +14,7 @@ export function Board({ state }: { state: QueueState }) {
   const earlier = state.rounds.filter((round) => !current.includes(round));
   return (
     <>
-      {(state.paused || !state.ready) && (
-        <Notice tone={state.paused ? "bad" : "warn"} title={state.paused ? "Paused" : "Not ready yet"} live>
-          <p>
-            {state.paused
-              ? sentence(state.paused)
-              : "The helper is starting: keys are loaded and the chain is caught up with."}
-          </p>
-        </Notice>
-      )}
+      <Condition ready={state.ready} paused={state.paused} />
       <Facts state={state} />
       <section aria-labelledby="backlog">
         <h2 id="backlog">Rounds</h2>
@@ -41,6 +33,23 @@ export function Board({ state }: { state: QueueState }) {
         <Failures state={state} />
       </div>
     </>
+  );
+}
+
+function Condition({ ready, paused }: { ready: boolean; paused: string | null }) {
+  if (ready && !paused) return null;
+  // A helper that starts says so as the reason of its pause.
+  if (!ready && (!paused || paused === "starting")) {
+    return (
+      <Notice tone="warn" title="Starting" live>
+        <p>Keys are being loaded and the chain is being caught up with; shares are taken in a moment.</p>
+      </Notice>
+    );
+  }
+  return (
+    <Notice tone="bad" title="Paused" live>
+      <p>{sentence(paused ?? "")}</p>
+    </Notice>
   );
 }
 
