@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -29,15 +30,16 @@ async def chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """A helper for that chain; yields its ready line (`url`, `socket`)."""
-    settings = folder / "helper.toml"
+    """A helper for that chain, with its page; yields its ready line (`url`, `socket`) and the operators' `token`."""
+    settings, token = folder / "helper.toml", secrets.token_urlsafe(16)
     settings.write_text(
         f"[helper]\nport = 0\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n"
         f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
-        f"[operator]\nsocket = {json.dumps(str(folder / 'helper.sock'))}\n"
+        f"[operator]\nsocket = {json.dumps(str(folder / 'helper.sock'))}\ntoken = {json.dumps(token)}\n\n"
+        f'[admin]\ndb_path = {json.dumps(str(folder / "admin.db"))}\nmode = "development"\n\n[ui]\nenable = true\n'
     )
     async with _running("helper", folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
-        yield ready
+        yield {**ready, "token": token}
 
 
 @contextlib.asynccontextmanager

@@ -221,7 +221,8 @@ async def _keep(
     if not options.json:
         report.show(outcome, tell)
     for what, where in (
-        ("helper", helper["url"]),
+        ("helper, and its page", helper["url"]),
+        ("operator token, for the page's queue", helper["token"]),
         ("helper's control socket", helper["socket"]),
         ("chain, REST", chain["rest"]),
         ("chain, consensus RPC", chain["rpc"]),

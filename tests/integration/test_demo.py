@@ -9,6 +9,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import httpx
 import pytest
 
 KEYS = {
@@ -66,3 +67,43 @@ async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(tmp_
     assert outcome["lateness_ms_p99"] >= 0
     assert running_with(mark) == []
     assert list(tmp_path.iterdir()) == [], "no file is left either"
+
+
+@pytest.mark.anyio
+async def test_what_is_kept_running_serves_the_page_with_live_data(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "helper", "demo", "--voters", "1", "--spread", "0", "--keep", "--json"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    told: dict[str, str] = {}
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(300):
+            async for line in process.stderr:
+                name, _, value = line.decode().strip().partition(": ")
+                told[name] = value
+                if "Ctrl-C" in name:
+                    break
+        url, token = told["helper, and its page"], told["operator token, for the page's queue"]
+        async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, timeout=30) as http:
+            page = await http.get("/queue")
+            assert page.headers["content-type"].startswith("text/html")
+            (shown,) = (await http.get("/api/rounds")).json()["rounds"]
+            assert len(shown["proposals"]) >= 2
+            headers = {"Authorization": f"Bearer {token}"}
+            async with http.stream("GET", "/shielded-vote/v1/events", headers=headers) as stream:
+                state = ""
+                async for next_state in stream.aiter_lines():
+                    if next_state.startswith("data: "):
+                        state = next_state.removeprefix("data: ")
+                        break
+            assert json.loads(state)["rounds"][0]["confirmed"] == 32
+        process.terminate()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
