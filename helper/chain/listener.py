@@ -59,7 +59,8 @@ class Listener:
         height: the newest block applied, None before the first.
         chain_time: the time (unix seconds) of the newest applied block whose time is known, None before.
         stalled: the height that no endpoint will give though it exists, None while all is well.
-        arrived: whether the head was reached once since the start. Before, a share may have counted unknown to us.
+        arrived: whether the head that was found at the start was reached. Before, a share may have counted unknown to
+            us. It is not the newest head: on a slow machine that could be run after for long.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Listener:
         self._log = structlog.get_logger("helper.chain")
         self._tries = 0
         self._goal: int | None = None
+        self._found: int | None = None
         self._skipped = False
         self.height: int | None = None
         self.chain_time: float | None = None
@@ -120,6 +122,7 @@ class Listener:
         if head is None:
             return False
         self._goal = head.height
+        self._found = head.height if self._found is None else min(self._found, head.height)
         if self.height is None:
             self.height = await self._store.cursor()
         if self.height is None:
@@ -169,7 +172,7 @@ class Listener:
             self.stalled = None
         self._note_time(results.time)
         self._tell_spent(confirmed)
-        self.arrived = self.arrived or self.caught_up
+        self.arrived = self.arrived or (self._found is not None and results.height >= self._found)
         self._on_block(results.height)
         if self.caught_up:
             self._tell_spent(await self._sent.look(results.height))

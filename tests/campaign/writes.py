@@ -42,7 +42,8 @@ LANES = 3
 QUICK_POINTS = 6
 TRACED = 3
 """Shares whose way is traced."""
-PATIENCE = 120.0
+PATIENCE = 240.0
+"""Seconds for what takes two, as the machine may have other work."""
 Point = tuple[str, int]
 
 
@@ -125,7 +126,7 @@ async def _world(setting: Setting, name: str) -> AsyncIterator[World]:
     folder = setting.folder / name
     folder.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+        chain = Chain(folder, http, "--block-seconds", "0.5", "--stand-in-proofs")
         await chain.start()
         try:
             round_id = await chain.open_round()
@@ -226,7 +227,7 @@ async def _life(world: World, index: int, point: Point, tally: Tally) -> None:
         finally:
             posting.cancel()
         try:
-            async with helper.patience("has confirmed and erased its share"):
+            async with helper.patience("has confirmed and erased its share", PATIENCE):
                 while not await _erased(world, helper, index):
                     await asyncio.sleep(0.05)
         except AssertionError:

@@ -499,6 +499,17 @@ async def test_arrival_is_the_first_time_that_the_head_was_reached() -> None:
     assert seen[-2:] == [(404, True), (405, True)]
 
 
+async def test_arrival_is_at_the_head_that_was_found_not_at_one_that_runs_away() -> None:
+    setting = Setting(rpc=True, height=120, cursor=100)
+    await setting.endpoints.check()
+    for _ in range(5):
+        assert await setting.listener.step()
+        setting.node.height += 8  # as many as are read in a step
+        await setting.endpoints.check()
+    assert (setting.listener.height, setting.listener.caught_up) == (140, False)
+    assert setting.listener.arrived
+
+
 async def test_arrival_is_told_also_where_no_block_was_missed() -> None:
     setting = Setting(rpc=True, height=100, cursor=100)
     told: list[int] = []
