@@ -28,7 +28,13 @@ demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with 
 
 test: $(VENV)/.native ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM)
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/campaign
+	$(BIN)/python -m pytest tests/campaign
+	@sh scripts/page.sh
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 	cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 
 check: $(VENV)/.native ## lint, types and format of Python and Rust
