@@ -28,6 +28,8 @@ PAGE = 500
 """Unconfirmed reveals that are looked at with one query."""
 IN_FLIGHT = 16
 """Unconfirmed reveals that are sent again at once: one slow node must not hold up all the others."""
+ENDED_KEPT = 100_000
+"""Shares of which it is remembered when they were last sent."""
 AVOIDED_SECONDS = 30.0
 """How long other endpoints are tried before one that left a reveal without a useful answer."""
 
@@ -74,7 +76,7 @@ class Broadcaster:
         self._sending: set[int] = set()
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
         self._refused_by: dict[int, tuple[bytes, set[str]]] = {}  # message and endpoints' names, by share
-        self._ended: dict[int, float] = {}  # when the last send that was not accepted ended, monotonic, by share
+        self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
         self._changed: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -152,14 +154,20 @@ class Broadcaster:
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
-            if outcome.left and outcome.verdict is not Verdict.ACCEPTED:
-                self._ended[reveal.share_id] = self._clock.monotonic()
+            if outcome.left:
+                self._note_end(reveal.share_id)
             if outcome.verdict in AT_NEXT_BLOCK:
                 self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
             if outcome.left:
                 await self._answered(reveal, message, outcome, endpoint)
                 return
             self._endpoints.rest(endpoint, outcome.log)
+
+    def _note_end(self, share_id: int) -> None:
+        self._ended.pop(share_id, None)
+        self._ended[share_id] = self._clock.monotonic()
+        if len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def _at_new_height(self, reveal: SentReveal) -> bool:
         """Whether the chain has certainly moved on since the last send: it may have been a block ahead of what we knew
@@ -206,7 +214,7 @@ class Broadcaster:
         if any(other.name not in refusers for other in self._endpoints.fresh):
             log.warning("an endpoint refuses a reveal", endpoint=endpoint.name, reason=outcome.log)
             return
-        self.forget(reveal.share_id)
+        self._refused_by.pop(reveal.share_id, None)
         if outcome.verdict is Verdict.BAD_PROOF:
             self._circuits.refused(reveal.share_id, reveal.prepared.circuit)
             await self._put_back(reveal, f"the chain refuses {reveal.prepared.circuit} proofs")

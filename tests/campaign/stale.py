@@ -6,9 +6,9 @@ roots; in the long form it also stops following the chain, for 90 s and more. Ea
 prefers is bad, then all are, while shares come due, and then all are mended.
 
 What must hold. With one bad node shares are taken and go out through the other, within 3 s. With all bad, a POST of a
-new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched later than that, and nothing at all that
-falls due after the 503. Mended, it goes on by itself within 10 s. In all that no attempt is spent, nothing fails, is closed or purged, and
-nothing is lost, early or counted twice.
+new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched later than that, and nothing at all
+that falls due after the 503. Mended, it goes on by itself within 10 s. In all that no attempt is spent, nothing fails,
+is closed or purged, and nothing is lost, early or counted twice.
 
 Planted: `TreeKeeper.contradicted` answers None always, so that a node with other roots rests for a second and is taken
 for well again. Found: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". It was no plant but
