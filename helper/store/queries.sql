@@ -35,9 +35,6 @@ SELECT key, value, row_check FROM meta WHERE key = ?;
 INSERT INTO meta (key, value, row_check) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;
 
--- name: touch
-UPDATE meta SET value = value WHERE key = 'key.rows';
-
 -- name: add_count
 INSERT INTO counters (round_no, state, n) VALUES (?, ?, ?)
 ON CONFLICT (round_no, state) DO UPDATE SET n = n + excluded.n;

@@ -50,7 +50,7 @@ class Trouble:
         self._probe_at = self._clock.monotonic() + PROBE_EVERY
 
     def written(self) -> None:
-        """A commit that changed something went well."""
+        """A probe went well. Other commits say nothing: what they change may be nothing, and then nothing is synced."""
         if self.reason is None:
             return
         if self._full and not self._has_room():

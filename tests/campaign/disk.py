@@ -12,9 +12,10 @@ well is answered 200. Ten seconds after the end of the trouble, at most, both ar
 
 Without root (to mount) or strace the goal "can be tried here" is broken.
 
-The planted bug that it caught: `Writer._commit` in helper/store/writer.py returns after an error of the disk
-as if all were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
-failed: 4 (= 0)".
+The planted bug that it caught: `Writer._commit` in helper/store/writer.py returns after an error of the disk as if all
+were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync failed: 4
+(= 0)". No plant but the state of the product at first: its probe of the disk was an update that changes nothing, which
+SQLite does not write, so that the status wavered: "EIO: other answers of status after the first 503: 2 (= 0)".
 """
 
 from __future__ import annotations

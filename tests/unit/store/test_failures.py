@@ -21,7 +21,7 @@ from helper.store.failure import UnreadableRowError, is_environment, is_full, tr
 from helper.store.trouble import Trouble
 from helper.store.tx import Tx
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, ROUND, claim_one, posted, put
+from tests.unit.store.parts import NOW, ROUND, claim_one, files, posted, put
 
 
 def limit_pages(tx: Tx, more: int) -> None:
@@ -170,10 +170,11 @@ async def test_errors_become_those_of_the_house() -> None:
 
 
 def refuse_writes(tx: Tx, *, refused: bool) -> None:
-    """Let no statement change a row, as a disk that fails; or let it again."""
+    """Let no statement write, as a disk that fails; or let it again."""
+    writing = {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_PRAGMA}
 
     def judge(action: int, *_: object) -> int:
-        return sqlite3.SQLITE_DENY if action in {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_INSERT} else sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY if action in writing else sqlite3.SQLITE_OK
 
     tx.conn.set_authorizer(judge if refused else None)
 
@@ -195,6 +196,18 @@ async def test_a_disk_that_fails_is_told_without_being_asked_and_tried_until_it_
         while store.trouble is not None:
             await asyncio.sleep(0.01)
     await put(store, 1)
+
+
+async def test_the_probe_writes_and_syncs(store: SqliteStore, path: Path, clock: FakeClock) -> None:
+    """An update that changes nothing does not: under it the status said ok on a disk that failed."""
+    store._writer.trouble.reason = "no space"
+    before = files(path)["queue.db-wal"]
+    clock.advance(1)
+    await store._writer.run(lambda _: None)
+    async with asyncio.timeout(10):
+        while store.trouble is not None:
+            await asyncio.sleep(0.01)
+    assert files(path)["queue.db-wal"] != before
 
 
 async def test_what_one_operation_does_wrong_is_no_trouble_of_the_disk(store: SqliteStore) -> None:
