@@ -122,7 +122,7 @@ def _others(setting: Setting, helper: Helper, seen: Seen) -> list[Callable[[], A
         seen.ran("db check", await command("db", "check", "--config", str(helper.config), "--json"))
 
     async def second() -> None:
-        seen.second.append(await command("serve", "--config", str(alone), "--port", "0"))
+        seen.second.append(await command("serve", "--config", str(alone), "--port", "0", apart=True))
         await asyncio.sleep(1)
 
     return [operator, socket, backup, second]

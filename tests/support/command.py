@@ -36,12 +36,22 @@ class Ran:
         return json.loads(self.out)
 
 
-async def command(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:
-    """Run `svote-helper` with these arguments to its end."""
+STOPWATCH = ("bash", "-c", 'TIMEFORMAT=%R; time "$@"', "bash")
+"""Starts what follows, and writes its seconds as the last line of stderr."""
+
+
+async def command(*arguments: str, env: Mapping[str, str] | None = None, apart: bool = False) -> Ran:
+    """Run `svote-helper` with these arguments to its end.
+
+    Args:
+        arguments: the command's.
+        env: added to the environment.
+        apart: have another process take the time: this one may be too busy to see a quick command's end.
+    """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "helper", *arguments),
+        *(*(STOPWATCH if apart else ()), sys.executable, "-m", "helper", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -55,4 +65,8 @@ async def command(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:
             process.kill()
             await process.wait()
         raise
-    return Ran(process.returncode or 0, out.decode(), err.decode(), time.monotonic() - began)
+    seconds, told = time.monotonic() - began, err.decode()
+    if apart:
+        told, _, taken = told.rstrip("\n").rpartition("\n")
+        seconds = float(taken)
+    return Ran(process.returncode or 0, out.decode(), told, seconds)
