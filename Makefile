@@ -10,6 +10,8 @@ ARGS   ?=
 
 # What the campaigns use beside the environment: command=package.
 SYSTEM := strace=strace faketime=faketime
+# Tests that need the machine for themselves: real proofs against the clock, and promises about time.
+ALONE := tests/integration/test_demo.py tests/campaign
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -29,8 +31,8 @@ demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with 
 test: $(VENV)/.native ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/campaign
-	$(BIN)/python -m pytest tests/campaign
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 	@sh scripts/page.sh
 else
 	$(BIN)/python -m pytest $(ARGS)
