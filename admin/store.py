@@ -68,7 +68,9 @@ class AdminStore:
         """
         try:
             self._path.touch(mode=0o600)
-            self._conn = await aiosqlite.connect(self._path, isolation_level=None)
+            # Opened before aiosqlite has a thread: of one whose connecting failed it does not wait for the end.
+            conn = await asyncio.to_thread(sqlite3.connect, self._path, isolation_level=None, check_same_thread=False)
+            self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
             await self._prepare(self._conn)
         except OSError as error:
             raise StoreError(

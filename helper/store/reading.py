@@ -5,6 +5,7 @@ Each query is one statement, read to its end at once: no read transaction stays 
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -90,14 +91,21 @@ class Reader:
 
 
 async def _connect(path: Path, options: str) -> aiosqlite.Connection:
-    conn = await aiosqlite.connect(f"{path.resolve().as_uri()}?{options}", uri=True, isolation_level=None)
+    # What can fail is done before there is a thread: aiosqlite does not wait for the end of one that could not connect,
+    # and such a thread may tell an event loop that is closed.
+    conn = await asyncio.to_thread(_open_file, f"{path.resolve().as_uri()}?{options}")
+    return await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
+
+
+def _open_file(uri: str) -> sqlite3.Connection:
+    conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
-        await conn.execute_fetchall("PRAGMA query_only = ON")
-        await conn.execute_fetchall("PRAGMA temp_store = MEMORY")
-        await conn.execute_fetchall("SELECT count(*) FROM sqlite_schema")
+        conn.execute("PRAGMA query_only = ON")
+        conn.execute("PRAGMA temp_store = MEMORY")
+        conn.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     except BaseException:
-        await conn.close()
+        conn.close()
         raise
     return conn
 
