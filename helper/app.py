@@ -7,28 +7,30 @@ those under way finish, the queue lets go, the workers end, the database closes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
 
-import proofs
 from helper.api.wallet import WalletView
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
-from helper.chain.failover import Endpoints, make_endpoints
+from helper.chain.failover import Endpoint, Endpoints, make_endpoints
 from helper.chain.follow import ChainFollower
 from helper.chain.listener import Listener
 from helper.circuits import CircuitChoice
 from helper.clock import Clock, SystemClock
 from helper.config import Config
 from helper.doors import Doors
+from helper.edges import Edges
 from helper.errors import HelperError
 from helper.hardening import harden_process
 from helper.intake import Intake
 from helper.processor import Processor
-from helper.prover.pool import DEFAULT_COMMAND, ProverPool, WorkerCommand
+from helper.prover.pool import DEFAULT_COMMAND, ProverPool
+from helper.prover.process import WorkerCommand
 from helper.reception import Reception
 from helper.retention import Retention
 from helper.reveal import Revealer
@@ -55,6 +57,7 @@ class Service:
         config: validated settings.
         clock: the time; tests bring their own.
         prover_command: what starts a prover worker; tests of the queue bring a quicker prover.
+        edges: where it touches the world, the real ones unless told; the simulation brings others.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class Service:
         *,
         clock: Clock | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
+        edges: Edges | None = None,
     ) -> None:
+        edges = edges or Edges()
         self.config = config
         self.clock = clock or SystemClock()
         self.stats = Stats()
-        self.store = SqliteStore(config.db_path)
-        self.endpoints = _endpoints(config, self.clock)
+        self.store = edges.store or SqliteStore(config.db_path)
+        self.endpoints = _endpoints(config, self.clock, edges.nodes)
         self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
         self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
         self.circuits = CircuitChoice(config.prover.circuit, clock=self.clock, remember=self.store.set_meta)
@@ -79,7 +84,9 @@ class Service:
             nice=config.prover.nice,
             timeout=config.prover.timeout_seconds,
             command=prover_command,
+            spawn=edges.spawn,
         )
+        self._checks = edges.checks
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
         self._join()
@@ -142,7 +149,7 @@ class Service:
             store=self.store,
             rounds=self.rounds,
             trees=self.trees,
-            checks=proofs,
+            checks=self._checks,
             clock=self.clock,
             wake=self.processor.wake,
             paused=self.vitals.intake_paused,
@@ -174,14 +181,23 @@ class Service:
             log.warning("not hardened", reason=failure)
         doors = Doors(self.config, endpoints=self.endpoints, clock=self.clock)
         doors.join_queue(self.wallet_view, self.store, self.rounds, self._facts)
+        async with self.opened(), doors.open(started) as servers:
+            await self.work(servers, doors.parts)
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """With the database open, and what it holds taken back: queue, rounds, trees.
+
+        Raises:
+            HelperError: the database cannot be used, or is of another chain.
+        """
         await self.store.open()
         try:
             recovered = await self.store.recover()
             log.info("queue opened", recovered=recovered)
             await self.rounds.restore()
             await self.trees.restore()
-            async with doors.open(started) as servers:
-                await self._work(servers, doors.parts)
+            yield
         finally:
             await self.store.close()
 
@@ -193,12 +209,20 @@ class Service:
             "in_hand": self.processor.proving,
         }
 
-    async def _work(
-        self, servers: Sequence[asyncio.Task[None]], beside: Mapping[str, Coroutine[Any, Any, None]]
+    async def work(
+        self, servers: Sequence[asyncio.Task[None]] = (), beside: Mapping[str, Coroutine[Any, Any, None]] | None = None
     ) -> None:
-        """Everything that runs for ever, until `stop` is called. A part that ends by itself ends the service."""
+        """Everything that runs for ever, until `stop` is called; `opened` before.
+
+        Args:
+            servers: tasks that take shares in meanwhile; they are left to the caller.
+            beside: further parts that run for ever, by name.
+
+        Raises:
+            HelperError: a part ended by itself.
+        """
         parts = {
-            **beside,
+            **(beside or {}),
             "follower": self.follower.run(),
             "listener": self.listener.run(),
             "prover": self.prover.run(),
@@ -268,10 +292,12 @@ class Service:
                 log.error("the database could not be checked", error=str(error), advice=error.advice)
 
 
-def _endpoints(config: Config, clock: Clock) -> Endpoints:
+def _endpoints(config: Config, clock: Clock, nodes: Sequence[Endpoint] | None = None) -> Endpoints:
     chain = config.chain
+    if nodes is None:
+        nodes = make_endpoints(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
     return Endpoints(
-        make_endpoints(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds),
+        nodes,
         clock=clock,
         chain_id=chain.chain_id or None,
         stale_after=chain.stale_seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
@@ -75,8 +76,9 @@ class Broadcaster:
         self._stats = stats
         self._sending: set[int] = set()
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
-        self._refused_by: dict[int, tuple[bytes, set[str]]] = {}  # message and endpoints' names, by share
+        self._refused_by: dict[int, tuple[bytes, dict[str, Verdict]]] = {}  # message, endpoints' names, by share
         self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
+        self._had: dict[int, dict[str, float]] = {}  # when each endpoint was last sent it, monotonic, by share
         self._changed: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -87,6 +89,7 @@ class Broadcaster:
         """This share is done with."""
         self._refused_by.pop(share_id, None)
         self._ended.pop(share_id, None)
+        self._had.pop(share_id, None)
 
     async def send(self, share_id: int) -> None:
         """Send one share's prepared message now; nothing happens when it was counted meanwhile."""
@@ -135,6 +138,9 @@ class Broadcaster:
         if step is Next.SEND:
             await self._send(reveal)
         elif step is Next.PROVE:
+            if Verdict.BAD_PROOF in self._refusers(reveal).values():
+                # Those who looked at the proof refuse it; the others had ten blocks to say something else.
+                self._circuits.refused(reveal.share_id, reveal.prepared.circuit)
             await self._put_back(reveal, f"not counted within {height - (reveal.first_sent_height or height)} blocks")
 
     async def _send(self, reveal: SentReveal) -> None:
@@ -151,6 +157,7 @@ class Broadcaster:
             if first:
                 self._note_broadcast(reveal)
                 first = False
+            self._had.setdefault(reveal.share_id, {})[endpoint.name] = self._clock.monotonic()
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
@@ -177,14 +184,16 @@ class Broadcaster:
         return answered is None or self._endpoints.made_since(answered)
 
     def _candidates(self, reveal: SentReveal) -> list[Endpoint]:
-        """Fresh endpoints: last those that refused this message, before them the one that had it last, and those that
-        answer badly.
+        """Fresh endpoints: last those that refused this message; before them those that had the share, the longest ago
+        first, as some may take a reveal and forget it; and first of all those that never had it, and answer well.
         """
         now, refusers = self._clock.monotonic(), self._refusers(reveal)
 
-        def preference(endpoint: Endpoint) -> tuple[bool, bool, bool]:
+        had = self._had.get(reveal.share_id) or {reveal.last_endpoint or "": 0.0}
+
+        def preference(endpoint: Endpoint) -> tuple[bool, float, bool]:
             badly = self._avoided.get(endpoint.name, now) > now
-            return endpoint.name in refusers, endpoint.name == reveal.last_endpoint, badly
+            return endpoint.name in refusers, had.get(endpoint.name, -math.inf), badly
 
         return sorted(self._endpoints.fresh, key=preference)
 
@@ -209,7 +218,7 @@ class Broadcaster:
         believe it; until then the same bytes go to the others, block by block.
         """
         refusers = self._refusers(reveal)
-        refusers.add(endpoint.name)
+        refusers[endpoint.name] = outcome.verdict
         self._refused_by[reveal.share_id] = (reveal.prepared.tx_hash, refusers)
         if any(other.name not in refusers for other in self._endpoints.fresh):
             log.warning("an endpoint refuses a reveal", endpoint=endpoint.name, reason=outcome.log)
@@ -223,10 +232,10 @@ class Broadcaster:
         else:
             await self._spend(reveal, outcome)
 
-    def _refusers(self, reveal: SentReveal) -> set[str]:
-        """The endpoints that refused this very message."""
-        tx_hash, names = self._refused_by.get(reveal.share_id, (b"", set()))
-        return names if tx_hash == reveal.prepared.tx_hash else set()
+    def _refusers(self, reveal: SentReveal) -> dict[str, Verdict]:
+        """The endpoints that refused this very message, and how."""
+        tx_hash, refusers = self._refused_by.get(reveal.share_id, (b"", {}))
+        return refusers if tx_hash == reveal.prepared.tx_hash else {}
 
     async def _spend(self, reveal: SentReveal, outcome: Outcome) -> None:
         await self._attempts.spend(

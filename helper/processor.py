@@ -223,7 +223,7 @@ class Processor:
                 self._faults.pop(share_id, None)
             del self._stranded[share_id]
         wait = min(self._stranded.values(), default=math.inf) - now
-        return self._clock.now() + wait
+        return self._clock.now() + max(wait, TICK)  # less is nothing to a wall clock: the loop would spin
 
     async def _sleep_until(self, deadline: float) -> None:
         """Sleep to a wall time, or to a change; the wall clock is looked at every second."""

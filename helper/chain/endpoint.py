@@ -32,6 +32,12 @@ class Limits:
     stale_after: float = 90.0
     clock_skew: float = 120.0
 
+    def exceeded(self, age: float) -> str | None:
+        """What is wrong with a newest block of this age (seconds, negative in our future)."""
+        if age > self.stale_after:
+            return f"newest block is {age:.0f} s old"
+        return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.clock_skew else None
+
 
 @dataclass(slots=True)
 class Health:
@@ -86,19 +92,14 @@ class Health:
             return self.error
         if head is None or chain_id is None:
             return "its chain is not known yet"
-        age = now - head.time
-        problems = (
-            (head.chain_id != chain_id, f"it serves chain {head.chain_id}, not {chain_id}"),
-            (
-                head.height < self.highest - WOBBLE,
-                f"its height went back from {self.highest} to {head.height}",
-            ),
-            (self.syncing, "it is catching up"),
-            (age > limits.stale_after, f"newest block is {age:.0f} s old"),
-            (-age > limits.clock_skew, f"newest block is {-age:.0f} s ahead of our clock"),
-            (monotonic < self.rest_until, self.rest_reason),
-        )
-        return next((text for wrong, text in problems if wrong), None)
+        if head.chain_id != chain_id:
+            return f"it serves chain {head.chain_id}, not {chain_id}"
+        if head.height < self.highest - WOBBLE:
+            return f"its height went back from {self.highest} to {head.height}"
+        if self.syncing:
+            return "it is catching up"
+        resting = self.rest_reason if monotonic < self.rest_until else None
+        return limits.exceeded(now - head.time) or resting
 
 
 @dataclass(slots=True, eq=False)

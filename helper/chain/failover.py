@@ -154,6 +154,8 @@ class Endpoints:
 
     def time_at(self, height: int) -> float | None:
         """The time of the newest block up to `height` that was seen as some node's head."""
+        if height in self._times:
+            return self._times[height]
         heights = [seen for seen in self._times if seen <= height]
         return self._times[max(heights)] if heights else None
 
@@ -257,9 +259,9 @@ class Endpoints:
 
     async def _probe(self, endpoint: Endpoint) -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(self._probe_one, endpoint.health, lambda: _rest_status(endpoint.client))
             if endpoint.rpc is not None:
                 group.start_soon(self._probe_one, endpoint.rpc_health, endpoint.rpc.status)
+            await self._probe_one(endpoint.health, lambda: _rest_status(endpoint.client))
 
     async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool]]]) -> None:
         began = self.clock.monotonic()

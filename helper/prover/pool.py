@@ -17,7 +17,7 @@ from helper.clock import Clock
 from helper.errors import ProofFailed, ProverDied, ProverError
 from helper.prover.frames import Frame
 from helper.prover.job import Proof, ProofJob
-from helper.prover.process import WorkerProcess
+from helper.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
 
 log = structlog.get_logger("helper.prover")
 
@@ -29,9 +29,6 @@ TIMEOUT_FACTOR = 50
 """A proof may take this many times as long as the self-test at start."""
 RESTART_DELAYS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the n-th start in a row that did not end in a working prover."""
-
-WorkerCommand = Sequence[str]
-"""The program and arguments that start one worker."""
 
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.prover.worker")
 
@@ -54,6 +51,7 @@ class ProverPool:
         timeout: seconds after which a proof is given up and its worker killed; 0 takes
             max(60, 50 × the slowest self-test).
         command: what starts a worker.
+        spawn: starts it.
     """
 
     def __init__(
@@ -65,6 +63,7 @@ class ProverPool:
         nice: int = 10,
         timeout: float = 0.0,
         command: WorkerCommand = DEFAULT_COMMAND,
+        spawn: Spawn = WorkerProcess.spawn,
     ) -> None:
         self._workers = workers
         self._circuits = tuple(circuits)
@@ -72,6 +71,7 @@ class ProverPool:
         self._nice = nice
         self._timeout = timeout
         self._command = tuple(command)
+        self._spawn = spawn
         self._queue: asyncio.Queue[_Task] = asyncio.Queue()
         self._warm: set[int] = set()
         self._self_tests: dict[int, float] = {}
@@ -194,7 +194,7 @@ class ProverPool:
         """Start a worker and feed it until it ends, however it ends; True when it became ready."""
         ready = False
         try:
-            process = await WorkerProcess.spawn(self._command, threads=self._threads())
+            process = await self._spawn(self._command, threads=self._threads())
         except OSError as error:
             log.error("no prover worker could be started", slot=slot, reason=str(error))
             return ready
@@ -217,7 +217,7 @@ class ProverPool:
         """Threads of one proof: one, unless there are more cores than workers."""
         return max(1, (os.cpu_count() or 1) // self._workers)
 
-    async def _start(self, slot: int, process: WorkerProcess) -> bool:
+    async def _start(self, slot: int, process: Worker) -> bool:
         request = {"op": "start", "circuits": list(self._circuits), "nice": self._nice}
         reply = await process.exchange(request, START_TIMEOUT)
         if reply.get("error") == "circuit":
@@ -239,7 +239,7 @@ class ProverPool:
         log.info("prover worker ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
-    async def _serve_one(self, process: WorkerProcess) -> None:
+    async def _serve_one(self, process: Worker) -> None:
         task = await self._next_task(process)
         if task.future.cancelled():
             return
@@ -256,7 +256,7 @@ class ProverPool:
         if not task.future.done():
             task.future.set_result(reply)
 
-    async def _next_task(self, process: WorkerProcess) -> _Task:
+    async def _next_task(self, process: Worker) -> _Task:
         """The next job, or ProverDied when the idle worker ends first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.ended())

@@ -6,10 +6,43 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import Protocol
 
 from helper.errors import ProverDied, ProverTimeout
 from helper.prover import frames
 from helper.prover.frames import Frame
+
+WorkerCommand = Sequence[str]
+"""The program and arguments that start one worker."""
+
+
+class Worker(Protocol):
+    """A running worker, as `WorkerProcess` is."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    async def ended(self) -> int:
+        """Wait until it has ended; how it did."""
+        ...
+
+    async def exchange(self, frame: Frame, timeout: float) -> Frame:
+        """Ask and wait for the answer; raises ProverTimeout or ProverDied."""
+        ...
+
+    async def kill(self) -> None:
+        """End it and wait until it is gone."""
+        ...
+
+
+class Spawn(Protocol):
+    """Starts workers, as `WorkerProcess.spawn` does."""
+
+    async def __call__(self, command: WorkerCommand, *, threads: int) -> Worker:
+        """Start one; `threads` is how many a proof may use. Raises OSError."""
+        ...
 
 
 class WorkerProcess:
@@ -23,7 +56,7 @@ class WorkerProcess:
         self._output = process.stdout
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], *, threads: int) -> WorkerProcess:
+    async def spawn(cls, command: WorkerCommand, *, threads: int) -> WorkerProcess:
         """Start one; `threads` is how many a proof may use."""
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -13,9 +13,11 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.failover import make_endpoints
 from helper.chain.message import RevealMessage
 from helper.chain.models import BlockHead
 from helper.circuits import CircuitChoice
+from helper.resend import REPROVE_BLOCKS
 from helper.share import ShareState
 from tests.support.edges import (
     ACCEPTS,
@@ -212,6 +214,7 @@ async def test_a_proof_that_is_wrong_by_our_own_word_costs_an_attempt(line: Line
 
 async def test_a_good_proof_that_is_refused_is_made_with_the_other_circuit_at_no_cost(line: Line) -> None:
     async def takes_k11(body: dict[str, Any]) -> httpx.Response:
+        line.clock.advance(0.1)
         return await (ACCEPTS if line.prover.circuits[-1] == "k11" else BAD_PROOF)(body)
 
     line.all_nodes(takes_k11)
@@ -222,12 +225,41 @@ async def test_a_good_proof_that_is_refused_is_made_with_the_other_circuit_at_no
         await line.settle()
         assert line.circuits.current == "k10", "one node's word is not the chain's"
         await line.next_block()
+        await until(lambda: line.circuits.current == "k11")
+        await until(lambda: "no block has come" in str(line.row(1, "note")))
+        await line.later(2.5)
+        await line.settle()
+        assert line.prover.circuits == ["k10"]
+        assert len(line.nodes.posts) == 2, "one message of a share a height, whichever it is"
+        await line.next_block()
+        line.processor.wake()
         await until(lambda: len(line.prover.begun) == 2)
+        await line.next_block()
         key = CircuitChoice.key("svote-test")
         await until(lambda: line.rows("SELECT value FROM meta WHERE key = ?", key) == [("k11",)])
     assert line.prover.circuits == ["k10", "k11"]
     assert line.row(1, "state, attempts") == (ShareState.BROADCAST, 0)
     assert line.sending()[-1] == "ACCEPTED"
+
+
+async def test_an_endpoint_that_takes_no_stand_does_not_keep_the_other_circuit_from_being_tried(line: Line) -> None:
+    line.nodes.answers = {FIRST: BAD_PROOF, SECOND: says(429, error="too many requests")}
+    line.circuits.begin("svote-test", "", None)
+    await line.broadcaster.send(await line.prepared())
+    for _ in range(REPROVE_BLOCKS):
+        await line.next_block()
+    assert line.circuits.current == "k11"
+    assert line.row(1, "state, attempts") == (ShareState.RECEIVED, 0)
+
+
+async def test_endpoints_that_forget_reveals_do_not_keep_them_from_a_third(line: Line) -> None:
+    line.endpoints.all += make_endpoints(["http://third"], transport=line.nodes)
+    line.nodes.answers["third:80"] = ACCEPTS
+    line.block()
+    await line.broadcaster.send(await line.prepared())
+    for _ in range(7):
+        await line.next_block()
+    assert line.nodes.asked == [FIRST, SECOND, "third:80"]
 
 
 async def test_a_circuit_set_by_hand_pauses_the_queue_and_spends_nothing(tmp_path: Path) -> None:

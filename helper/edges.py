@@ -1,0 +1,29 @@
+"""Where the service touches the world, so that a simulation can put another world around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import proofs
+from helper.chain.endpoint import Endpoint
+from helper.intake import Checks
+from helper.prover.process import Spawn, WorkerProcess
+from helper.store.sqlite import SqliteStore
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What surrounds the service, beside its clock and its doors.
+
+    Attributes:
+        store: keeps the shares; None opens the file that the settings name.
+        nodes: the chain's nodes; None connects to those that the settings name.
+        spawn: starts a prover worker.
+        checks: the hashes of a share.
+    """
+
+    store: SqliteStore | None = None
+    nodes: Sequence[Endpoint] | None = None
+    spawn: Spawn = WorkerProcess.spawn
+    checks: Checks = proofs

@@ -1,0 +1,52 @@
+"""Play seeds: `python -m tests.simulation [--seed N [--story]] [--seeds A-B] [--jobs 2]`.
+
+A failing seed prints its story, and plays the same way each time. A summary as JSON is the last line on standard
+output; everything else goes to standard error. Exit status 1 when a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from tests.simulation.play import play
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Play seeds of the simulation.")
+    parser.add_argument("--seed", type=int, help="play one seed")
+    parser.add_argument("--seeds", default="0-999", metavar="A-B", help="play these seeds (default: 0-999)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--story", action="store_true", help="print what happened, with the product's own log")
+    options = parser.parse_args()
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    else:
+        first, last = (int(part) for part in options.seeds.split("-"))
+        seeds = range(first, last + 1)
+    began = time.monotonic()
+    failures: dict[int, list[str]] = {}
+    virtual = 0.0
+    for number, result in enumerate(play(seeds, jobs=options.jobs, story=options.story), start=1):
+        virtual += result.virtual
+        if result.broken:
+            failures[result.seed] = result.broken
+        if result.broken or options.story:
+            print(f"\n=== seed {result.seed}", *result.lines, *result.broken, sep="\n", file=sys.stderr)
+        elif number % 100 == 0:
+            print(f"{number} of {len(seeds)} seeds, {len(failures)} failed", file=sys.stderr)
+    summary = {
+        "seeds": len(seeds),
+        "failures": failures,
+        "virtual_seconds": round(virtual),
+        "wall_seconds": round(time.monotonic() - began, 1),
+    }
+    print(json.dumps(summary))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""An event loop whose time is virtual and whose order is drawn from a seed.
+
+Its clock stands still while anything is ready and jumps to the next timer when nothing is. What is ready in the same
+pass is run in a drawn order: real loops promise none between callbacks that different events made ready. There are no
+threads, no sockets and no signals. Tasks and futures are numbered and hashed by their number, so that even the order
+in which sets of them are walked is the same each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+PASSES_AT_ONE_MOMENT = 3_000
+"""Passes of the loop in which time stands still; beyond these somebody spins."""
+
+
+class StuckError(AssertionError):
+    """Nothing is ready and nothing will ever be, or time stands still."""
+
+
+class _Counted:
+    """Hashes by number."""
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class SimFuture(_Counted, asyncio.Future[Any]):
+    """A future with a number."""
+
+
+class SimTask(_Counted, asyncio.Task[Any]):
+    """A task with a number, and with what it belongs to: the world, or one life of the service."""
+
+    owner: object = None
+
+
+_current = cast(Callable[[asyncio.AbstractEventLoop], SimTask | None], asyncio.current_task)
+
+
+_Loop: Any = asyncio.AbstractEventLoop
+
+
+class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods that nobody calls here
+    """The loop.
+
+    Args:
+        dice: draws the order.
+        shuffled: whether what is ready together runs in a drawn order, or in order of arrival.
+
+    Attributes:
+        faults: what the exception handler was told of: each is an error that nobody took.
+        owner: what tasks that no task makes belong to; None is the world.
+    """
+
+    def __init__(self, dice: random.Random, *, shuffled: bool = True) -> None:
+        self._dice = dice
+        self._shuffled = shuffled
+        self._now = 0.0
+        self._ready: list[asyncio.Handle] = []
+        self._timers: list[tuple[float, float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
+        self._closed = False
+        self._running = False
+        self.faults: list[dict[str, Any]] = []
+        self.owner: object = None
+        self._families: dict[object, list[SimTask]] = {}
+        self.passes = 0
+
+    # What asyncio and anyio ask of a loop
+
+    def time(self) -> float:
+        return self._now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        tie = self._dice.random() if self._shuffled else 0.0
+        heapq.heappush(self._timers, (when, tie, next(self._numbers), handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer is passed over when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = SimFuture(loop=self)
+        future.number = next(self._numbers)
+        return future
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        number = next(self._numbers)
+        # The number first: the constructor already puts the task into sets.
+        task = SimTask.__new__(SimTask)
+        task.number = number
+        task.__init__(coro, loop=self, name=None if name is None else str(name))  # type: ignore[misc]
+        maker = _current(self)
+        task.owner = owner = maker.owner if maker is not None else self.owner
+        if owner is not None:
+            self._note(owner, task)
+        return task
+
+    def _note(self, owner: object, task: SimTask) -> None:
+        """Remember whose task it is, and forget those that are done now and then."""
+        family = self._families.setdefault(owner, [])
+        family.append(task)
+        if len(family) > 200:
+            family[:] = [one for one in family if not one.done()]
+
+    def create_task_of(self, owner: object, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that belongs to somebody else than who makes it."""
+        task = self.create_task(work)
+        assert isinstance(task, SimTask)
+        task.owner = owner
+        self._note(owner, task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.faults.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.faults.append(context)
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def get_task_factory(self) -> None:
+        return None
+
+    async def run_inline(self, func: Callable[..., T], *args: Any) -> T:
+        """What a thread would do, done here, with a moment before it in which others run."""
+        await asyncio.sleep(0)
+        return func(*args)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
+        return self.create_task(self.run_inline(func, *args))
+
+    async def shutdown_asyncgens(self) -> None:
+        """There is nothing to shut down."""
+
+    # Running
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        self._running = True
+        asyncio._set_running_loop(self)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+            self._running = False
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until a coroutine has ended; its result.
+
+        Raises:
+            StuckError: it never would.
+        """
+        with self._run():
+            main = self.create_task(future)
+            standing = PASSES_AT_ONE_MOMENT
+            while not main.done():
+                if not self._ready:
+                    self._jump()
+                    standing = self.passes + PASSES_AT_ONE_MOMENT
+                elif self.passes > standing:
+                    raise StuckError(f"time stands still at {self._now}: somebody spins")
+                self._pass()
+            return main.result()
+
+    def _jump(self) -> None:
+        """Let the time pass to the next timer, and make ready what is due then."""
+        timers = self._timers
+        while timers and timers[0][3].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise StuckError(f"nothing will ever happen again at {self._now}")
+        self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            handle = heapq.heappop(timers)[3]
+            if not handle.cancelled():
+                self._ready.append(handle)
+
+    def _pass(self) -> None:
+        """Run what is ready now; what becomes ready meanwhile waits for the next pass."""
+        batch, self._ready = self._ready, []
+        self.passes += 1
+        if self._shuffled and len(batch) > 1:
+            self._dice.shuffle(batch)
+        for handle in batch:
+            if not handle.cancelled():
+                handle._run()
+
+    async def end(self, owner: object) -> None:
+        """Cancel every task of an owner until none is left, whatever they do about it."""
+        for _ in range(1000):
+            left = [task for task in self._families.get(owner, []) if not task.done()]
+            if not left:
+                return
+            for task in left:
+                task.cancel()
+            await asyncio.sleep(0)
+        raise StuckError(f"tasks that do not end: {left}")

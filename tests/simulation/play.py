@@ -1,0 +1,39 @@
+"""Plays many seeds, in processes of their own."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from tests.simulation.run import Result, run_seed
+
+BATCH = 5
+"""Seeds that a process takes at once."""
+
+
+def play(seeds: Sequence[int], *, jobs: int, story: bool = False) -> Iterator[Result]:
+    """The results, as they come in.
+
+    Args:
+        seeds: which.
+        jobs: processes; with one, all runs here.
+        story: with the product's own log.
+    """
+    if jobs <= 1 or len(seeds) == 1:
+        yield from (_play_one(seed, story=story) for seed in seeds)
+        return
+    # Not forked: a process of its own begins without what the parent has running.
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(partial(_play_one, story=story), seeds, chunksize=BATCH)
+
+
+def _play_one(seed: int, *, story: bool) -> Result:
+    """One seed, without the collector running in its midst: what it leaves is collected after it."""
+    gc.disable()
+    try:
+        return run_seed(seed, verbose=story)
+    finally:
+        gc.enable()
+        gc.collect()

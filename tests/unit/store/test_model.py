@@ -1,0 +1,346 @@
+"""The store against a model of it in plain Python, through any order of operations that hypothesis thinks of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import sqlite3
+import tempfile
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from helper.errors import StoreError
+from helper.share import TRANSITIONS, ShareState
+from helper.store import SqliteStore
+from helper.store.base import Enqueued
+from tests.support.clock import FakeClock
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, posted, reveal
+from tests.unit.store.test_chain_facts import ToldRound
+
+T = TypeVar("T")
+
+NUMBERS = st.integers(0, 4)
+ROUNDS = st.sampled_from([ROUND, OTHER_ROUND])
+LATER = st.sampled_from([0, 0, 0, 1, 30])
+SELDOM = st.sampled_from([False] * 5 + [True])
+IN_HAND = {ShareState.WITNESSED, ShareState.BROADCAST}
+WORKING = {ShareState.RECEIVED, *IN_HAND}
+Name = tuple[bytes, int]
+
+
+@dataclass
+class Kept:
+    """A live share, as the model has it."""
+
+    row: int
+    state: ShareState
+    due_ms: int
+    attempts: int = 0
+    crashes: int = 0
+    sends: int = 0
+
+
+class Model(RuleBasedStateMachine):
+    """Every operation is done to the store and to the model; what they tell must be the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.new_event_loop()
+        # The order of shares within a second hangs on the database's keys: the same ones each time.
+        keys = random.Random(1)
+        self._patches = [
+            patch.object(secrets, "token_bytes", keys.randbytes),
+            patch.object(secrets, "token_hex", lambda size: keys.randbytes(size).hex()),
+        ]
+        for one in self._patches:
+            one.start()
+        self._folder = tempfile.TemporaryDirectory(prefix="store-model-")
+        self._path = Path(self._folder.name) / "queue.db"
+        self.clock = FakeClock(NOW)
+        self.live: dict[Name, Kept] = {}
+        self.buried: set[Name] = set()
+        self.spent: set[Name] = set()
+        self.cursor: int | None = None
+        self.height = 1
+
+    def run(self, work: Awaitable[T]) -> T:
+        async def waited() -> T:
+            return await work
+
+        return self._loop.run_until_complete(waited())
+
+    @initialize()
+    def open(self) -> None:
+        self.store = SqliteStore(self._path, clock=self.clock)
+        self.run(self.store.open())
+        for round_id in (ROUND, OTHER_ROUND):
+            self.run(self.store.save_rounds([ToldRound(round_id)], NOW))
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self._loop.close()
+        for one in self._patches:
+            one.stop()
+        self._folder.cleanup()
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.clock.now() * 1000)
+
+    def moves(self, name: Name, work: Awaitable[object], sources: set[ShareState], target: ShareState) -> Kept | None:
+        """Do a move: the row after it where it is legal; refused, with nothing changed, where it is not."""
+        kept = self.live[name]
+        if kept.state in sources:
+            assert self.run(work)
+            kept.state = target
+            return kept
+        with pytest.raises(StoreError, match=f"{kept.state.name} can not become {target.name}"):
+            self.run(work)
+        return None
+
+    # Taking in
+
+    @rule(round_id=ROUNDS, numbers=st.sets(NUMBERS, min_size=1), wait=st.one_of(st.none(), LATER))
+    def enqueue(self, round_id: bytes, numbers: set[int], wait: int | None) -> None:
+        for number in sorted(numbers):
+            self.enqueue_one(round_id, number, wait)
+
+    def enqueue_one(self, round_id: bytes, number: int, wait: int | None) -> None:
+        name = (round_id, number)
+        submit_at = 0 if wait is None else int(self.clock.now()) + wait
+        one = posted(number, submit_at=submit_at, round_id=round_id)
+        outcome = self.run(self.store.enqueue(one.share, one.nullifier, now=self.clock.now()))
+        if name in self.live or name in self.buried or name in self.spent:
+            assert outcome is Enqueued.DUPLICATE
+            return
+        assert outcome is Enqueued.QUEUED
+        ((row, due_ms),) = self.read("SELECT id, due_ms FROM shares WHERE nullifier = ?", one.nullifier)
+        assert due_ms == max(submit_at * 1000, self.now_ms)
+        self.live[name] = Kept(row, ShareState.RECEIVED, due_ms)
+
+    # Working
+
+    @precondition(lambda self: self.live)
+    @rule(limit=st.integers(1, 9), rounds=st.sampled_from([(ROUND,), (OTHER_ROUND,), (ROUND, OTHER_ROUND)]))
+    def claim(self, limit: int, rounds: tuple[bytes, ...]) -> None:
+        due = sorted(
+            kept.due_ms
+            for (round_id, _), kept in self.live.items()
+            if round_id in rounds and kept.state is ShareState.RECEIVED and kept.due_ms <= self.now_ms
+        )
+        claimed = self.run(self.store.claim_due(now=self.clock.now(), limit=limit, rounds=rounds))
+        assert [one.due_ms for one in claimed] == due[:limit]
+        rows = {kept.row: kept for kept in self.live.values()}
+        for one in claimed:
+            kept = rows[one.id]
+            assert (kept.state, one.attempts, one.crashes) == (ShareState.RECEIVED, kept.attempts, kept.crashes)
+            kept.state = ShareState.WITNESSED
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def prepare(self, data: st.DataObject) -> None:
+        if name := self.any_of(data):
+            work = self.store.prepare(self.live[name].row, reveal(name[1]))
+            if kept := self.moves(name, work, {ShareState.WITNESSED}, ShareState.BROADCAST):
+                kept.sends = 0
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def send(self, data: st.DataObject) -> None:
+        if name := self.any_of(data):
+            kept = self.live[name]
+            sent = self.run(self.store.mark_sending(kept.row, height=self.height, endpoint="node:80"))
+            assert sent is (kept.state is ShareState.BROADCAST)
+            kept.sends += sent
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), wait=st.one_of(st.none(), LATER))
+    def put_back(self, data: st.DataObject, wait: int | None) -> None:
+        if name := self.any_of(data):
+            due_ms = None if wait is None else self.now_ms + wait * 1000
+            work = self.store.put_back(self.live[name].row, due_ms=due_ms, stage="tree", note="later")
+            if kept := self.moves(name, work, IN_HAND, ShareState.RECEIVED):
+                kept.due_ms = kept.due_ms if due_ms is None else due_ms
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), wait=LATER)
+    def crash_of_a_worker(self, data: st.DataObject, wait: int) -> None:
+        if name := self.any_of(data):
+            due_ms = self.now_ms + wait * 1000
+            work = self.store.record_crash(self.live[name].row, due_ms=due_ms, note="killed")
+            if kept := self.moves(name, work, {ShareState.WITNESSED}, ShareState.RECEIVED):
+                kept.crashes, kept.due_ms = kept.crashes + 1, due_ms
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), wait=LATER)
+    def retry(self, data: st.DataObject, wait: int) -> None:
+        if name := self.any_of(data):
+            due_ms = self.now_ms + wait * 1000
+            work = self.store.retry(self.live[name].row, due_ms=due_ms, stage="proof", note="failed")
+            if kept := self.moves(name, work, WORKING, ShareState.RECEIVED):
+                kept.attempts, kept.due_ms = kept.attempts + 1, due_ms
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), spends=st.booleans())
+    def fail(self, data: st.DataObject, spends: bool) -> None:
+        if name := self.any_of(data):
+            work = self.store.fail(self.live[name].row, stage="proof", note="for good", spend_attempt=spends)
+            if kept := self.moves(name, work, WORKING, ShareState.FAILED):
+                kept.attempts += spends
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        if name := self.any_of(data):
+            work = self.store.requeue(self.live[name].row, note="asked for")
+            if kept := self.moves(name, work, {ShareState.FAILED}, ShareState.RECEIVED):
+                kept.attempts = kept.crashes = 0
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if name := self.any_of(data):
+            kept = self.live[name]
+            assert self.run(self.store.release(kept.row)) is (kept.state is ShareState.WITNESSED)
+            if kept.state is ShareState.WITNESSED:
+                kept.state = ShareState.RECEIVED
+
+    # The chain
+
+    @rule(round_id=ROUNDS, numbers=st.sets(NUMBERS, max_size=2), again=st.booleans())
+    def block(self, round_id: bytes, numbers: set[int], again: bool) -> None:
+        self.height += 1
+        names = [(round_id, number) for number in sorted(numbers)]
+        spent = [(round_id, posted(number, round_id=round_id).nullifier) for _, number in names]
+        confirmed = {self.live[name].row for name in names if name in self.live}
+        assert set(self.run(self.store.apply_block(self.height, spent, now=self.clock.now()))) == confirmed
+        for name in names:
+            if self.live.pop(name, None) is not None:
+                self.buried.add(name)
+        self.spent.update(names)
+        self.cursor = self.height
+        if again:
+            assert list(self.run(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
+
+    @rule(round_id=ROUNDS, really=SELDOM)
+    def close_round(self, round_id: bytes, really: bool) -> None:
+        if not really:
+            return
+        mine = [kept for name, kept in self.live.items() if name[0] == round_id and kept.state in WORKING]
+        assert self.run(self.store.close_unspent(round_id, note="closed")) == len(mine)
+        for kept in mine:
+            kept.state = ShareState.FAILED
+
+    @rule(round_id=ROUNDS, really=SELDOM)
+    def purge(self, round_id: bytes, really: bool) -> None:
+        if not really:
+            return
+        gone = [name for name in (*self.live, *self.buried) if name[0] == round_id]
+        assert self.run(self.store.purge(round_id)) == len(gone)
+        self.live = {name: kept for name, kept in self.live.items() if name[0] != round_id}
+        self.buried = {name for name in self.buried if name[0] != round_id}
+        self.spent = {name for name in self.spent if name[0] != round_id}
+
+    # Time, ends, and what nobody may do
+
+    @rule(seconds=st.integers(1, 100))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @rule(really=SELDOM)
+    def end_and_start_again(self, really: bool) -> None:
+        if not really:
+            return
+        self.run(self.store.close())
+        self.store = SqliteStore(self._path, clock=self.clock)
+        self.run(self.store.open())
+        taken_up = [kept for kept in self.live.values() if kept.state is ShareState.WITNESSED]
+        assert self.run(self.store.recover()) == len(taken_up)
+        for kept in taken_up:
+            kept.state = ShareState.RECEIVED
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), wished=st.sampled_from(ShareState))
+    def refuse_by_schema(self, data: st.DataObject, wished: ShareState) -> None:
+        """Whoever writes to the file, an illegal move is none; and SUBMITTED is no state of a row."""
+        name = self.any_of(data)
+        if name is None:
+            return
+        was = self.live[name].state
+        if wished is not ShareState.SUBMITTED and wished in TRANSITIONS[was] | {was}:
+            return
+        conn = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            with pytest.raises(sqlite3.IntegrityError):
+                conn.execute("UPDATE shares SET state = ? WHERE id = ?", (int(wished), self.live[name].row))
+        finally:
+            conn.close()
+
+    def any_of(self, data: st.DataObject) -> Name | None:
+        """One of the live shares."""
+        return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
+
+    def read(self, sql: str, *values: object) -> list[tuple[int, ...]]:
+        conn = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
+        try:
+            return conn.execute(sql, values).fetchall()
+        finally:
+            conn.close()
+
+    @invariant()
+    def both_tell_the_same(self) -> None:
+        told = {
+            row: (state, due_ms, attempts, crashes, sends)
+            for row, state, due_ms, attempts, crashes, sends in self.read(
+                "SELECT s.id, s.state, s.due_ms, s.attempts, s.crashes, r.sends"
+                " FROM shares s LEFT JOIN reveals r ON r.share_id = s.id AND s.state = 4"
+            )
+        }
+        assert told == {
+            kept.row: (
+                kept.state.value,
+                kept.due_ms,
+                kept.attempts,
+                kept.crashes,
+                kept.sends if kept.state is ShareState.BROADCAST else None,
+            )
+            for kept in self.live.values()
+        }
+        counts: dict[bytes, dict[ShareState, int]] = {}
+        states = [(name[0], kept.state) for name, kept in self.live.items()]
+        for round_id, state in states + [(name[0], ShareState.SUBMITTED) for name in self.buried]:
+            of_round = counts.setdefault(round_id, {})
+            of_round[state] = of_round.get(state, 0) + 1
+        assert self.run(self.store.counts()) == counts
+        assert self.run(self.store.cursor()) == self.cursor
+
+
+def test_the_store_does_what_the_model_does() -> None:
+    run_state_machine_as_test(
+        Model,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=60,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
