@@ -20,7 +20,7 @@ unexport CONDA_PREFIX
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign check format ui wheel bench lock docs clean
+.PHONY: help demo test campaign simulation check format ui wheel bench lock docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -54,6 +54,9 @@ format: $(VENV)/.deps ## put Python and Rust into the house's format
 campaign: $(VENV)/.native ## the promises under crashes, faults and hostile input (ARGS='--only crash --quick')
 	@sh scripts/system_packages.sh $(SYSTEM)
 	@$(BIN)/python -m tests.campaign $(ARGS)
+
+simulation: $(VENV)/.native ## the service under virtual time, seed by seed (ARGS='--seeds 0-9999' or '--seed 7 --story')
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 	$(BIN)/python -m bench $(ARGS)

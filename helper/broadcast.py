@@ -30,7 +30,7 @@ PAGE = 500
 IN_FLIGHT = 16
 """Unconfirmed reveals that are sent again at once: one slow node must not hold up all the others."""
 ENDED_KEPT = 100_000
-"""Shares of which it is remembered when they were last sent."""
+"""Shares of which it is remembered when they were last sent, and where to."""
 AVOIDED_SECONDS = 30.0
 """How long other endpoints are tried before one that left a reveal without a useful answer."""
 
@@ -77,6 +77,7 @@ class Broadcaster:
         self._sending: set[int] = set()
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
         self._refused_by: dict[int, tuple[bytes, dict[str, Verdict]]] = {}  # message, endpoints' names, by share
+        self._began = clock.monotonic()
         self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
         self._had: dict[int, dict[str, float]] = {}  # when each endpoint was last sent it, monotonic, by share
         self._changed: list[Callable[[], None]] = []
@@ -157,7 +158,7 @@ class Broadcaster:
             if first:
                 self._note_broadcast(reveal)
                 first = False
-            self._had.setdefault(reveal.share_id, {})[endpoint.name] = self._clock.monotonic()
+            self._note_had(reveal.share_id, endpoint)
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
@@ -170,6 +171,11 @@ class Broadcaster:
                 return
             self._endpoints.rest(endpoint, outcome.log)
 
+    def _note_had(self, share_id: int, endpoint: Endpoint) -> None:
+        self._had.setdefault(share_id, {})[endpoint.name] = self._clock.monotonic()
+        if len(self._had) > ENDED_KEPT:
+            del self._had[next(iter(self._had))]
+
     def _note_end(self, share_id: int) -> None:
         self._ended.pop(share_id, None)
         self._ended[share_id] = self._clock.monotonic()
@@ -178,9 +184,10 @@ class Broadcaster:
 
     def _at_new_height(self, reveal: SentReveal) -> bool:
         """Whether the chain has certainly moved on since the last send: it may have been a block ahead of what we knew
-        of it then.
+        of it then. What may have been sent before our start waits for a block since that.
         """
-        answered = self._ended.get(reveal.share_id)
+        earlier = None if reveal.first_try and not reveal.sends else self._began
+        answered = self._ended.get(reveal.share_id, earlier)
         return answered is None or self._endpoints.made_since(answered)
 
     def _candidates(self, reveal: SentReveal) -> list[Endpoint]:

@@ -22,8 +22,8 @@ log = structlog.get_logger("helper.reveal")
 
 FREE_CRASHES = 2
 """How often a worker may die under a share before it costs the share an attempt."""
-BLOCK_WAIT = 2.0
-"""Seconds until a share that waits for the chain's next block is looked at again."""
+TREE_WAIT = 2.0
+"""Seconds until a share whose leaf is under no verified root yet is looked at again."""
 
 
 class Trees(Protocol):
@@ -80,10 +80,7 @@ class Revealer:
         share = queued.share
         anchor = self._trees.anchor(share.round_id)
         if anchor is None or share.tree_position >= anchor.size:
-            await self._wait_for_block(queued, "tree", "no verified root holds this leaf yet")
-            return False
-        if self._had_its_turn(queued):
-            await self._wait_for_block(queued, "proof", "no block has come since it was last sent")
+            await self._wait_for_tree(queued)
             return False
         circuit = self._circuits.current
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
@@ -123,15 +120,11 @@ class Revealer:
         if not queued.attempts and not queued.crashes and queued.proved_height is None:
             self._stats.lateness_start.add(self._clock.now() - queued.due_ms / 1000)
 
-    def _had_its_turn(self, queued: QueuedShare) -> bool:
-        """Whether another message of this share may have been sent at the chain's present height."""
-        head = self._endpoints.head
-        return head is not None and queued.proved_height is not None and head.height <= queued.proved_height
-
-    async def _wait_for_block(self, queued: QueuedShare, stage: str, note: str) -> None:
+    async def _wait_for_tree(self, queued: QueuedShare) -> None:
         """No attempt; a little later than now, or it would be taken up again and again until a block comes."""
-        later = int((self._endpoints.wall() + BLOCK_WAIT) * 1000)
-        await self._store.put_back(queued.id, due_ms=max(later, queued.due_ms), stage=stage, note=note)
+        later = int((self._endpoints.wall() + TREE_WAIT) * 1000)
+        note = "no verified root holds this leaf yet"
+        await self._store.put_back(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
 
     async def _spend(self, queued: QueuedShare, reason: str) -> None:
         await self._attempts.spend(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)

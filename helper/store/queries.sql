@@ -169,9 +169,6 @@ UPDATE reveals SET
   last_endpoint = :last_endpoint, last_outcome = :last_outcome, row_check = :row_check
 WHERE share_id = :share_id;
 
--- name: last_sent
-SELECT last_sent_height FROM reveals WHERE share_id = ?;
-
 -- name: drop_reveal
 DELETE FROM reveals WHERE share_id = ?;
 

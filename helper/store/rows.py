@@ -41,7 +41,7 @@ class QueuedShare:
         due_ms: unix milliseconds at which it was due.
         attempts: failures counted so far.
         crashes: prover workers that died over it so far.
-        proved_height: chain height at its last proof, or when that was last sent; None before the first.
+        proved_height: chain height at its last proof, None before the first.
     """
 
     id: int

@@ -18,7 +18,6 @@ HISTORY_KEPT: Final = 50
 _STAGE_CHARS: Final = 32
 
 _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
-_HAS_MESSAGE: Final = frozenset({ShareState.BROADCAST, ShareState.FAILED})
 _IN_HAND: Final = frozenset({ShareState.WITNESSED, ShareState.BROADCAST})
 
 
@@ -146,8 +145,8 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
     if row is None:
         return None
     was = check_source(row, change)
-    if was in _HAS_MESSAGE and change.target is ShareState.RECEIVED:
-        row = _without_message(tx, row)
+    if was is ShareState.BROADCAST and change.target is ShareState.RECEIVED:
+        tx.run("drop_reveal", (share_id,))
     moved = row._replace(
         state=change.target.value,
         due_ms=row.due_ms if change.due_ms is None else change.due_ms,
@@ -160,15 +159,6 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
     moved = _write(tx, row, moved)
     _tell(tx, moved, change.at_ms, counted=bool(change.attempts))
     return moved
-
-
-def _without_message(tx: Tx, row: ShareRow) -> ShareRow:
-    """The row once its message is dropped; the height at which that was last sent is kept with it."""
-    sent = tx.one("last_sent", (row.id,))
-    tx.run("drop_reveal", (row.id,))
-    if sent is None or not isinstance(sent[0], int):
-        return row
-    return row._replace(proved_height=max(sent[0], row.proved_height or 0))
 
 
 def check_source(row: ShareRow, change: Move) -> ShareState:
@@ -273,7 +263,14 @@ def give_up(share_id: int, at_ms: int, stage: str, note: str, *, spend_attempt: 
 def revive(share_id: int, at_ms: int, due_ms: int | None, note: str) -> Callable[[Tx], bool]:
     """FAILED -> RECEIVED with all attempts back; a message of old is dropped."""
     change = Move(frozenset({ShareState.FAILED}), ShareState.RECEIVED, "operator", note, at_ms, due_ms, attempts=None)
-    return lambda tx: move(tx, share_id, change) is not None
+
+    def op(tx: Tx) -> bool:
+        if move(tx, share_id, change) is None:
+            return False
+        tx.run("drop_reveal", (share_id,))
+        return True
+
+    return op
 
 
 def release(tx: Tx, share_id: int, at_ms: int) -> bool:

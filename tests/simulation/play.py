@@ -22,7 +22,11 @@ def play(seeds: Sequence[int], *, jobs: int, story: bool = False) -> Iterator[Re
         story: with the product's own log.
     """
     if jobs <= 1 or len(seeds) == 1:
-        yield from (_play_one(seed, story=story) for seed in seeds)
+        gc.freeze()  # what the process has of old is not looked through after each seed
+        try:
+            yield from (_play_one(seed, story=story) for seed in seeds)
+        finally:
+            gc.unfreeze()
         return
     # Not forked: a process of its own begins without what the parent has running.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:

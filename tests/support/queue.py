@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -132,7 +133,8 @@ class Line:
             "attempts": self.attempts,
         }
         self.revealer = Revealer(**way, prover=self.prover)
-        self.broadcaster = Broadcaster(**way, verifier=self.prover)
+        self.make_broadcaster = partial(Broadcaster, **way, verifier=self.prover)
+        self.broadcaster = self.make_broadcaster()
         self.retention = Retention(**common, rounds=self.rounds, purge_after=24 * HOUR)
         self.listener = SimpleNamespace(arrived=True, stalled=None)
         self.vitals = Vitals(

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pytest
@@ -64,7 +64,7 @@ class Model(RuleBasedStateMachine):
         self._loop = asyncio.new_event_loop()
         # The order of shares within a second hangs on the database's keys: the same ones each time.
         keys = random.Random(1)
-        self._patches = [
+        self._patches: list[Any] = [
             patch.object(secrets, "token_bytes", keys.randbytes),
             patch.object(secrets, "token_hex", lambda size: keys.randbytes(size).hex()),
         ]

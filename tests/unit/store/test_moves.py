@@ -260,11 +260,3 @@ async def test_a_message_of_old_is_gone_when_its_share_is_proven_anew(store: Sql
     assert sent.prepared == reveal(2)
     assert sent.sends == 0
     assert not sent.first_try
-
-
-async def test_the_height_of_the_last_send_stays_with_a_share_whose_message_goes(store: SqliteStore) -> None:
-    await bring_to(store, ShareState.BROADCAST)
-    assert await store.mark_sending(1, height=reveal(1).height + 7, endpoint="node:80")
-    await store.retry(1, due_ms=int(NOW * 1000), stage="broadcast", note="refused")
-    (queued,) = await claim(store)
-    assert queued.proved_height == reveal(1).height + 7
