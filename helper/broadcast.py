@@ -186,7 +186,7 @@ class Broadcaster:
         """Whether the chain has certainly moved on since the last send: it may have been a block ahead of what we knew
         of it then. What may have been sent before our start waits for a block since that.
         """
-        earlier = None if reveal.first_try and not reveal.sends else self._began
+        earlier = None if reveal.first_message and not reveal.sends else self._began
         answered = self._ended.get(reveal.share_id, earlier)
         return answered is None or self._endpoints.made_since(answered)
 

@@ -64,17 +64,17 @@ def read_sent(found: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[Se
     """The messages of rows as the query `unconfirmed` gives them, and the ids of those that are damaged.
 
     Args:
-        found: the columns of a share with its round's id, those of its message (NULL when it has none), and the number
-            of lines in its history.
+        found: the columns of a share with its round's id, those of its message (NULL when it has none), and the numbers
+            of lines in its history, of all and of those about its messages.
         row_key: the key of the checks.
     """
     sound: list[SentReveal] = []
     damaged: list[int] = []
     width = len(ShareRow._fields)
     for columns in found:
-        share, kept = ShareRow(*columns[:width]), RevealRow(*columns[width:-1])
+        share, kept = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
         if share.is_sound(row_key) and kept.is_sound(row_key):
-            sound.append(kept.sent(share, first_try=columns[-1] == 1))
+            sound.append(kept.sent(share, first_try=columns[-2] == 1, first_message=columns[-1] == 1))
         else:
             damaged.append(share.id)
     return sound, damaged

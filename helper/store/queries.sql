@@ -173,13 +173,15 @@ WHERE share_id = :share_id;
 DELETE FROM reveals WHERE share_id = ?;
 
 -- name: unconfirmed
-SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id)
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
 WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT :limit;
 
 -- name: sent_reveal
-SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id)
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
 WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 

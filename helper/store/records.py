@@ -173,7 +173,7 @@ class RevealRow(NamedTuple):
         """Whether the row is as it was written."""
         return is_sound(key, self)
 
-    def sent(self, share: ShareRow, *, first_try: bool) -> SentReveal:
+    def sent(self, share: ShareRow, *, first_try: bool, first_message: bool) -> SentReveal:
         """The row as the broadcaster gets it."""
         return SentReveal(
             share_id=self.share_id,
@@ -188,6 +188,7 @@ class RevealRow(NamedTuple):
             attempts=share.attempts,
             due_ms=share.due_ms,
             first_try=first_try,
+            first_message=first_message,
         )
 
 

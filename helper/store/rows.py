@@ -90,6 +90,7 @@ class SentReveal:
         attempts: failures of the share counted so far.
         due_ms: unix milliseconds at which the share was due.
         first_try: nothing went wrong with the share before this message.
+        first_message: the share never had another message, so nothing of it was sent before this one.
     """
 
     share_id: int
@@ -104,6 +105,7 @@ class SentReveal:
     attempts: int = 0
     due_ms: int = 0
     first_try: bool = True
+    first_message: bool = True
 
 
 class ProposalLike(Protocol):

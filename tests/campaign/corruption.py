@@ -121,7 +121,7 @@ def _wrong(life: Life, whole: Life) -> list[int]:
 
 def _sent(one: SentReveal) -> SentReveal:
     """A message without what is only told in the counters: whether it was the first try goes by the share's history."""
-    return replace(one, first_try=True)
+    return replace(one, first_try=True, first_message=True)
 
 
 def _flipped(data: bytes, at: int, bit: int) -> bytes:

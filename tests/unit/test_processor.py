@@ -180,8 +180,6 @@ async def test_a_retry_is_taken_up_when_its_wait_is_over(line: Line) -> None:
         await line.put(1)
         await until(lambda: line.row(1, "attempts") == (1,))
         await line.later(2)
-        await until(lambda: line.row(1) == (ShareState.BROADCAST,))
-        await line.next_block()  # only then it is certain that nothing of it went out at this height before the start
         await until(lambda: line.nodes.posts)
         assert line.prover.begun == [(1, float(START)), (1, START + 2.0)]
 
@@ -212,8 +210,6 @@ async def test_a_share_that_was_taken_up_when_the_service_ended_keeps_its_time(t
         assert await line.store.recover() == 1
         assert line.row(1, "state, due_ms, attempts") == (ShareState.RECEIVED, (START + 5) * 1000, 0)
         async with line.running():
-            await until(lambda: line.row(1) == (ShareState.BROADCAST,))
-            await line.next_block()
             await until(lambda: line.nodes.posts)
             assert line.prover.positions == [1], "the other's message is on disk: it is not proven again"
 

@@ -82,3 +82,17 @@ async def test_a_long_note_is_cut_and_a_long_history_trimmed_but_for_attempts(st
     assert len(story.history) == 52, "the acceptance, the attempt, and the latest fifty"
     assert story.history[-1].note == "59"
     assert story.attempts_by_stage == {"proof": 1}
+
+
+async def test_a_share_that_had_no_message_is_told_from_one_that_had(store: SqliteStore) -> None:
+    share = await claim_one(store, 1)
+    await store.put_back(share, stage="tree", note="no root yet")
+    await claim(store)
+    await store.prepare(share, reveal(1))
+    (sent,) = await store.unconfirmed()
+    assert (sent.first_try, sent.first_message) == (False, True)
+    await store.put_back(share, stage="broadcast", note="not counted")
+    await claim(store)
+    await store.prepare(share, reveal(1))
+    (sent,) = await store.unconfirmed()
+    assert (sent.first_try, sent.first_message) == (False, False)

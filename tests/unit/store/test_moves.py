@@ -260,3 +260,4 @@ async def test_a_message_of_old_is_gone_when_its_share_is_proven_anew(store: Sql
     assert sent.prepared == reveal(2)
     assert sent.sends == 0
     assert not sent.first_try
+    assert not sent.first_message
