@@ -24,20 +24,10 @@ def play(seeds: Sequence[int], *, jobs: int, story: bool = False) -> Iterator[Re
     if jobs <= 1 or len(seeds) == 1:
         gc.freeze()  # what the process has of old is not looked through after each seed
         try:
-            yield from (_play_one(seed, story=story) for seed in seeds)
+            yield from (run_seed(seed, verbose=story) for seed in seeds)
         finally:
             gc.unfreeze()
         return
     # Not forked: a process of its own begins without what the parent has running.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(partial(_play_one, story=story), seeds, chunksize=BATCH)
-
-
-def _play_one(seed: int, *, story: bool) -> Result:
-    """One seed, without the collector running in its midst: what it leaves is collected after it."""
-    gc.disable()
-    try:
-        return run_seed(seed, verbose=story)
-    finally:
-        gc.enable()
-        gc.collect()
+        yield from pool.imap_unordered(partial(run_seed, verbose=story), seeds, chunksize=BATCH)
