@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from admin import adr036
+from admin.claim import Claim, ClaimError, parse_claim
 from helper.cli.output import Exit, emit_json, emit_table, fail, say
 from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
@@ -43,10 +46,6 @@ def register(
     json: JsonOption = False,
 ) -> None:
     """Sign a registration here and send it; the key never leaves this machine."""
-    # loaded here, so that no other command needs them
-    from admin import adr036  # noqa: PLC0415
-    from admin.claim import Claim, ClaimError, parse_claim  # noqa: PLC0415
-
     key = _read_key(key_file)
     now = SystemClock().now()
     try:
@@ -86,9 +85,7 @@ def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) ->
     )
 
 
-def _body(claim: Any, pub_key: bytes, signature: bytes) -> dict[str, Any]:
-    from base64 import b64encode  # noqa: PLC0415
-
+def _body(claim: Claim, pub_key: bytes, signature: bytes) -> dict[str, Any]:
     return {
         **jsonlib.loads(claim.signed_text()),
         "signature": b64encode(signature).decode(),
