@@ -68,12 +68,14 @@ class Crowd:
         queue = iter(waiting)
         async with httpx.AsyncClient(limits=httpx.Limits(max_connections=posters)) as http:
 
-            async def poster() -> None:
+            async def poster(number: int) -> None:
+                # spread over the pause: else all would post at one moment, rest, and post at one moment again
+                await asyncio.sleep(pause * number / posters)
                 for vote, index, position, submit_at in queue:
                     await self._post(http, vote, index, position, submit_at, patience)
                     await asyncio.sleep(pause)
 
-            await asyncio.gather(*(poster() for _ in range(posters)))
+            await asyncio.gather(*map(poster, range(posters)))
 
     async def _post(
         self, http: httpx.AsyncClient, vote: Ballot, index: int, position: int, submit_at: int, patience: float
