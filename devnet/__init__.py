@@ -8,9 +8,9 @@ the same shapes, so that everything above it can be exercised without a network.
     verifying.py  admission.py  CheckTx: proofs in threads, the cache, the mempool
     journal.py  producer.py     blocks on disk; blocks on a timer or on demand
     faults.py  view.py          what can go wrong, and the chain as one node shows it
-    blocks.py  answers.py       encodings;  rest.py  cosmos.py  rpc.py  control.py  the routes
+    blocks.py  answers.py       encodings;  rest.py  votes.py  cosmos.py  rpc.py  control.py  the routes
     requestlog.py  gate.py      the log of requests, and the door where faults strike
     network.py  node.py         the parts put together;  server.py  cli.py  the process
-    ballot.py  wallet.py        wallets that really encrypt, and post as patiently as real ones
+    ballot.py  casting.py  wallet.py   wallets that really encrypt, and post as patiently as real ones
     recorded.py                 the recorded round as a state of the chain
 """

@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from devnet import control, cosmos, rest, rpc
+from devnet import control, cosmos, rest, rpc, votes
 from devnet.answers import AnsweredError, on_answered
 from devnet.faults import Faults
 from devnet.gate import Gate
@@ -22,7 +22,7 @@ class Node:
     def __init__(self, devnet: DevNet, name: str) -> None:
         self.name = name
         self.faults = Faults()
-        self.rest = self._port(devnet, "rest", [*rest.ROUTES, *cosmos.ROUTES, *control.ROUTES])
+        self.rest = self._port(devnet, "rest", [*rest.ROUTES, *votes.ROUTES, *cosmos.ROUTES, *control.ROUTES])
         self.rpc = self._port(devnet, "rpc", rpc.ROUTES)
 
     def _port(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
@@ -45,7 +45,7 @@ class Node:
 
 def rest_route(path: str) -> str:
     """The name of a REST route: round, rounds, vote-summary, tally, tally-results, tree-latest, tree-leaves,
-    tree-height, tx, reveal-share, syncing, blocks, node_info, validators.
+    tree-height, tx, reveal-share, cast-vote, delegate-vote, syncing, blocks, node_info, validators.
     """
     parts = path.strip("/").split("/")
     if parts[0] == "cosmos":

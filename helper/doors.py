@@ -1,5 +1,5 @@
 """Everything that listens, and what stands behind it beside the queue: the wallets' port with the admin API, the
-operators' events and the page on it, and the control socket.
+operators' events, the chain's own routes and the page on it, and the control socket.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from admin.api import ChainFacts, UiConfig
 from admin.desk import AdminDesk
 from helper.api.app import make_app, wrapped
 from helper.api.events import events_route
+from helper.api.gateway import AT_ONCE, Gateway
 from helper.api.limits import RefusalLimits
 from helper.api.operator import make_operator_app
 from helper.api.page import Page
 from helper.api.wallet import WalletView
 from helper.chain.failover import Endpoints
+from helper.chain.passage import Passage
 from helper.clock import Clock
 from helper.config import Config
 from helper.rounds import RoundBook
@@ -47,7 +49,7 @@ class Doors:
 
     Args:
         config: the settings.
-        endpoints: the chain's nodes, which the admin part asks about staking.
+        endpoints: the chain's nodes, which the admin part asks about staking and the gateway passes requests to.
         clock: the time.
     """
 
@@ -62,6 +64,7 @@ class Doors:
         )
         self._page = _page(config)
         self._desk = _desk(config, endpoints, clock)
+        self._gateway = self._make_gateway(endpoints) if config.gateway.enable else None
         self._feed: Feed | None = None
         self._wallets: ASGIApp = wrapped(self._more(), self._limits)
         self._operators: ASGIApp | None = None
@@ -110,6 +113,8 @@ class Doors:
         async with contextlib.AsyncExitStack() as stack:
             if self._desk is not None:
                 await stack.enter_async_context(self._desk.opened())
+            if self._gateway is not None:
+                stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(contextlib.closing(bind_tcp(settings.host, settings.port)))
             servers: list[tuple[Server, Any]] = [(make_server(self._wallets, door=self._limits), wallets)]
             if self._operators is not None:
@@ -130,11 +135,17 @@ class Doors:
     def _more(self) -> list[BaseRoute]:
         """The routes beside the queue's; the page is the last, as it answers every path."""
         routes: list[BaseRoute] = []
+        if self._gateway is not None:
+            routes += self._gateway.routes()
         if self._desk is not None:
             routes.append(self._desk.mount)
         if self._page is not None:
             routes.append(self._page.route())
         return routes
+
+    def _make_gateway(self, endpoints: Endpoints) -> Gateway:
+        passage = Passage(endpoints, timeout=self._config.chain.timeout_seconds, connections=AT_ONCE)
+        return Gateway(passage, client=self._limits.client)
 
 
 def _page(config: Config) -> Page | None:

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,6 +16,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from helper.api.guard import RETRY_AFTER_SECONDS
 from helper.api.limits import costs
 from helper.wire import error_answer
+
+CUT: Final = "cut"
+"""The name in a request's state of what ends its connection at once: only so can an answer be said not to be whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is None:
             self._arm()
         super().on_message_begin()
+        self.scope["state"][CUT] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
         """A piece of the path."""

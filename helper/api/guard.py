@@ -21,7 +21,8 @@ from helper.wire import error_answer
 log = structlog.get_logger("helper.api")
 
 TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
-CORS_PREFIX: Final = "/shielded-vote/v1/"
+CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
+"""What wallets ask; the second is the chain's, where it is passed on."""
 RETRY_AFTER_SECONDS: Final = 2
 """What a 429 asks a wallet to wait."""
 
@@ -125,13 +126,13 @@ class LastResort:
 class Cors:
     """Any page may ask what any wallet may ask; no credentials, so there is nothing to steal."""
 
-    def __init__(self, app: ASGIApp, prefix: str = CORS_PREFIX) -> None:
+    def __init__(self, app: ASGIApp, prefixes: tuple[str, ...] = CORS_PREFIXES) -> None:
         self._app = app
-        self._prefix = prefix
+        self._prefixes = prefixes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; answer a preflight at once."""
-        if not scope["path"].startswith(self._prefix):
+        if not scope["path"].startswith(self._prefixes):
             await self._app(scope, receive, send)
             return
 

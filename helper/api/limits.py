@@ -26,6 +26,9 @@ MAX_CLIENTS: Final = 1 << 16
 _KEPT: Final = 0.9
 """The share of them that is left when room is made, so that it is not made again for each newcomer."""
 
+_SPARED: Final = "svote-helper.spared"
+"""The key of a request's scope under which it is noted that its refusal costs nothing."""
+
 _ROUNDING: Final = 1e-6
 """Seconds that sums of times may be off."""
 
@@ -122,11 +125,16 @@ class Limited:
             return
 
         async def watch(message: Message) -> None:
-            if message["type"] == "http.response.start" and costs(message["status"]):
+            if message["type"] == "http.response.start" and costs(message["status"]) and _SPARED not in scope:
                 self._limits.pay(client)
             await send(message)
 
         await self._app(scope, receive, watch)
+
+
+def spare(scope: Scope) -> None:
+    """Let this request's answer cost its client nothing: it was refused in the ordinary course of things."""
+    scope[_SPARED] = True
 
 
 def costs(status: int) -> bool:

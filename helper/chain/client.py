@@ -70,6 +70,7 @@ class ChainClient:
 
     Attributes:
         name: host and port, for logs.
+        url: its address, with credentials where the settings have some: for no log.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ChainClient:
     ) -> None:
         self._http = NodeHttp(url, timeout=timeout, transport=transport)
         self.name = self._http.name
+        self.url = url
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -8,8 +8,8 @@ raw and compressed ones are not asked for: the size limit is the number of bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import NamedTuple
 
 import anyio
@@ -29,7 +29,11 @@ TIMEOUT = 10.0
 SLOW = 1.0
 """Seconds after which a call under way makes a node slow: others are asked before it."""
 
+CONNECTIONS = 64
+"""Connections to one node at once."""
+
 _CONNECT = 3.0
+_DEAD = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 _NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
@@ -38,6 +42,38 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
+
+
+class Streamed:
+    """An answer whose head is there, and whose body comes piece by piece; see `NodeHttp.stream`.
+
+    Attributes:
+        status: HTTP status.
+        is_json: whether its body says to be JSON.
+        length: bytes of its body, None where it does not say.
+        retry_after: seconds that it asks to wait, None where it does not.
+    """
+
+    def __init__(self, response: httpx.Response, limit: int) -> None:
+        self._response = response
+        self._limit = limit
+        headers = response.headers
+        self.status = response.status_code
+        self.is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+        self.length = _number(headers.get("content-length", ""))
+        self.retry_after = _number(headers.get("retry-after", ""))
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises `Unanswered` when it breaks off or stands still, `ChainAnswerError` (long)."""
+        size = 0
+        try:
+            async for piece in self._response.aiter_bytes():
+                size += len(piece)
+                if size > self._limit:
+                    raise ChainAnswerError(f"the answer is longer than {self._limit} bytes")
+                yield piece
+        except httpx.HTTPError as error:
+            raise Unanswered(f"the answer broke off ({type(error).__name__})", sent=True) from None
 
 
 class Unanswered(ChainUnavailable):
@@ -51,11 +87,17 @@ class Unanswered(ChainUnavailable):
 class NodeHttp:
     """A keep-alive HTTP client for one base URL.
 
-    `name` is host and port, without credentials, for logs. `transport` replaces the network in tests.
+    `name` is host and port, without credentials, for logs; `url` may hold some. `transport` replaces the network in
+    tests.
     """
 
     def __init__(
-        self, url: str, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT,
+        transport: httpx.AsyncBaseTransport | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
         try:
             parsed = httpx.URL(url)
@@ -65,7 +107,9 @@ class NodeHttp:
             raise ConfigError("the URL of a node must begin with http:// or https:// and name a host")
         port = parsed.port or (443 if parsed.scheme == "https" else 80)
         self.name = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
+        self.url = url
         self._timeout = timeout
+        self._connections = connections
         self._under_way: set[float] = set()  # when each call began, by the event loop's time
         self._kept = self._client(parsed, transport, keep=8)
         # Connections of this one are never reused: no stale keep-alive can make its outcome ambiguous.
@@ -76,7 +120,7 @@ class NodeHttp:
             base_url=url,
             transport=transport,
             timeout=httpx.Timeout(self._timeout, connect=min(_CONNECT, self._timeout)),
-            limits=httpx.Limits(max_connections=64, max_keepalive_connections=keep, keepalive_expiry=30),
+            limits=httpx.Limits(max_connections=self._connections, max_keepalive_connections=keep, keepalive_expiry=30),
             headers={"accept": "application/json", "accept-encoding": "identity"},
             follow_redirects=False,
             trust_env=False,
@@ -116,7 +160,7 @@ class NodeHttp:
             with self._limited():
                 try:
                     return await self._exchange(self._kept, request, limit)
-                except (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError):
+                except _DEAD:
                     return await self._exchange(self._new, again, limit)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None
@@ -127,6 +171,50 @@ class NodeHttp:
         try:
             with self._limited():
                 return await self._exchange(self._new, request, SMALL)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise self._unanswered(error) from None
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, target: str, body: bytes | None = None, *, limit: int = LARGE
+    ) -> AsyncIterator[Streamed]:
+        """Ask once, and have the answer as it comes. A GET is asked once more where a kept connection is dead.
+
+        Args:
+            method: GET, or anything else to be sent on a connection of its own.
+            target: path and query, encoded.
+            body: JSON to send.
+            limit: bytes of the longest answer.
+
+        Raises:
+            Unanswered: no head of an answer came in time.
+            ChainAnswerError: it is compressed, points elsewhere, or says that it is longer than `limit`.
+        """
+        response = await self._head(method, target, body)
+        try:
+            answer = Streamed(response, limit)
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ChainAnswerError("the answer is compressed though that was not asked for")
+            if 300 <= answer.status < 400:
+                raise ChainAnswerError(f"the answer points elsewhere (HTTP {answer.status})")
+            if answer.length is not None and answer.length > limit:
+                raise ChainAnswerError(f"the answer is longer than {limit} bytes")
+            yield answer
+        finally:
+            await response.aclose()
+
+    async def _head(self, method: str, target: str, body: bytes | None) -> httpx.Response:
+        headers = {} if body is None else {"content-type": "application/json"}
+        request = self._kept.build_request(method, target, content=body, headers=headers)
+        again = self._new.build_request(method, target, content=body, headers=headers)
+        try:
+            with self._limited():
+                if method == "GET":
+                    try:
+                        return await self._kept.send(request, stream=True)
+                    except _DEAD:
+                        pass
+                return await self._new.send(again, stream=True)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None
 
@@ -152,3 +240,8 @@ class NodeHttp:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
             return Unanswered(f"no answer within {self._timeout:g} s", sent=True)
         return Unanswered(f"connection failed ({type(error).__name__})", sent=True)
+
+
+def _number(text: str) -> int | None:
+    """A header's whole number, if it is one."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None

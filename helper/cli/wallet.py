@@ -29,6 +29,10 @@ def vote(
     decision: Annotated[int, typer.Option(min=0, max=7, help="Option index.")],
     helper: Annotated[list[str] | None, typer.Option(help="Base URL of a helper; may be given more than once.")] = None,
     chain: Annotated[str, typer.Option(help="REST address of the dev chain.")] = "http://127.0.0.1:11317",
+    base: Annotated[
+        str | None,
+        typer.Option(help="One base URL for chain and helper, as real wallets use it ([gateway], or a proxy)."),
+    ] = None,
     weight: Annotated[int | None, typer.Option(min=0, help="Voting power; random when left out.")] = None,
     spread: Annotated[float, typer.Option(min=0, help="Seconds over which the shares are spread; 0: at once.")] = 0.0,
     token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that want one.")] = "",
@@ -43,7 +47,8 @@ def vote(
     times = ballot.spread(now, spread, random.SystemRandom()) if spread else ballot.immediate()
 
     async def cast() -> CastVote:
-        async with Wallet(chain, helper or ["http://127.0.0.1:8090"], token=token) as voter:
+        helpers = [base] if base else helper or ["http://127.0.0.1:8090"]
+        async with Wallet(base or chain, helpers, own_routes=base is None, token=token) as voter:
             return await voter.cast_vote(wanted, proposal, decision, weight=weight, times=times)
 
     try:

@@ -1,0 +1,102 @@
+"""The routes by which wallets delegate and vote, `POST /shielded-vote/v1/{delegate,cast}-vote`.
+
+On a real chain both carry proofs and signatures of circuits outside this product. Here the messages are taken in the
+same shape, with fields of the right lengths, and the leaves that they append are all that is kept of them: no proof, no
+signature and no spent authority is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from devnet.answers import answer, error, view_of
+from devnet.gojson import GoJsonError, parse_object, take_bytes, take_uint
+from devnet.network import DevNet
+from devnet.rounds import ACTIVE, STATUS_NAMES
+from devnet.tx import Cast, Delegation, encode
+
+_PREFIX: Final = "/shielded-vote/v1"
+_CAST_BYTES: Final = {
+    "vote_round_id": 32,
+    "van_nullifier": 32,
+    "vote_authority_note_new": 32,
+    "vote_commitment": 32,
+    "r_vpk": 32,
+    "vote_auth_sig": 64,
+}
+_DELEGATE_BYTES: Final = {
+    "vote_round_id": 32,
+    "rk": 32,
+    "spend_auth_sig": 64,
+    "sighash": 32,
+    "signed_note_nullifier": 32,
+    "cmx_new": 32,
+    "van_cmx": 32,
+}
+_MOST_PROOF: Final = 8192
+
+
+async def post_cast_vote(request: Request) -> Response:
+    """A vote's commitment, and the voter's authority that is left, into the next block."""
+    fields = _object(await request.body())
+    found = _bytes_of(fields, _CAST_BYTES)
+    if take_uint(fields, "vote_comm_tree_anchor_height", 64) == 0:
+        raise _invalid("vote_comm_tree_anchor_height cannot be zero")
+    take_uint(fields, "proposal_id", 32)
+    message = Cast(found["vote_round_id"], found["vote_authority_note_new"], (found["vote_commitment"],))
+    return _admit(request, found["vote_round_id"], encode(message))
+
+
+async def post_delegate_vote(request: Request) -> Response:
+    """A voter's first authority into the next block."""
+    found = _bytes_of(_object(await request.body()), _DELEGATE_BYTES)
+    return _admit(request, found["vote_round_id"], encode(Delegation(found["vote_round_id"], (found["van_cmx"],))))
+
+
+ROUTES = [
+    Route(f"{_PREFIX}/cast-vote", post_cast_vote, methods=["POST"]),
+    Route(f"{_PREFIX}/delegate-vote", post_delegate_vote, methods=["POST"]),
+]
+
+
+def _admit(request: Request, round_id: bytes, raw: bytes) -> Response:
+    """What a node answers: 422 where the round takes no votes, else the transaction's hash."""
+    found = view_of(request).round(round_id)
+    if found is None:
+        return answer({"code": 3, "log": "vote round not found"}, 422)
+    if found[1] != ACTIVE:
+        return answer({"code": 1, "log": f"vote round is not active: status is {STATUS_NAMES[found[1]]}"}, 422)
+    devnet: DevNet = request.app.state.devnet
+    return answer({"tx_hash": devnet.admission.submit_other(raw).hex().upper(), "code": 0})
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        return parse_object(body)
+    except GoJsonError as wrong:
+        raise error(400, f"invalid JSON: {wrong}") from None
+
+
+def _bytes_of(fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
+    """The message's fields of fixed length, and that there is a proof."""
+    found = {}
+    try:
+        for name, length in lengths.items():
+            found[name] = take_bytes(fields, name)
+            if len(found[name]) != length:
+                raise _invalid(f"{name} must be {length} bytes, got {len(found[name])}")
+        proof = take_bytes(fields, "proof")
+    except GoJsonError as wrong:
+        raise error(400, f"invalid JSON: {wrong}") from None
+    if not 1 <= len(proof) <= _MOST_PROOF:
+        raise _invalid(f"proof must be 1..{_MOST_PROOF} bytes, got {len(proof)}")
+    return found
+
+
+def _invalid(text: str) -> Exception:
+    return error(400, f"validation failed: invalid message field: {text}")

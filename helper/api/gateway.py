@@ -1,0 +1,265 @@
+"""The chain under the helper's own address: wallets want one base URL for both (`[gateway] enable`).
+
+What wallets ask a node is on a list, and nothing else is passed on: not what they ask the helper (its routes come
+first), not `reveal-share`, not what any other path may lead to. Of a request goes on: its method, its path, the
+parameters that are listed, and the body of a POST; no header, no address, nothing of who asks. A POST is read to its
+end first, within the limits of all bodies, so that a slow or broken client reaches no node; answers are passed on piece
+by piece as they come. Nothing is kept, logged, or asked without being asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from helper.api.body import BodyReader
+from helper.api.connection import CUT
+from helper.api.guard import error_response
+from helper.api.limits import spare
+from helper.chain.http import Streamed
+from helper.chain.passage import MaybeSent, Passage, Question
+from helper.errors import ChainError, ChainUnavailable
+
+log = structlog.get_logger("helper.api")
+
+AT_ONCE: Final = 128
+"""Requests under way, of all clients."""
+AT_ONCE_EACH: Final = 64
+"""Of one client."""
+WHOLE_SECONDS: Final = 300.0
+"""Longest time that an answer may take, to its last byte: a large page over a slow line."""
+PIECE_SECONDS: Final = 10.0
+"""Longest time in which a client may take a piece of it."""
+
+_VOTE: Final = "/shielded-vote/v1"
+_TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
+_STAKING: Final = "/cosmos/staking/v1beta1"
+
+READ: Final = (
+    f"{_VOTE}/rounds",
+    f"{_VOTE}/rounds/active",
+    f"{_VOTE}/round/{{name}}",
+    f"{_VOTE}/commitment-tree/{{name}}/latest",
+    f"{_VOTE}/commitment-tree/{{name}}/leaves",
+    f"{_VOTE}/commitment-tree/{{name}}/{{height}}",
+    f"{_VOTE}/vote-summary/{{name}}",
+    f"{_VOTE}/tally/{{name}}/{{height}}",
+    f"{_VOTE}/tally-results/{{name}}",
+    f"{_VOTE}/endorsed-rounds/{{name}}",
+    f"{_VOTE}/readiness",
+    f"{_VOTE}/tx/{{name}}",
+    f"{_TENDERMINT}/node_info",
+    f"{_TENDERMINT}/syncing",
+    f"{_TENDERMINT}/blocks/latest",
+    f"{_TENDERMINT}/blocks/{{height}}",
+    f"{_STAKING}/validators",
+    f"{_STAKING}/validators/{{name}}",
+)
+"""What is read of a chain. A name is a round, a hash or an address; a height is any number."""
+SENT: Final = (
+    f"{_VOTE}/delegate-vote",
+    f"{_VOTE}/cast-vote",
+    f"{_VOTE}/cast-vote-batch",
+    f"{_VOTE}/delegate-and-cast-vote-batch",
+)
+"""What wallets send to it. Newer chains have the batches; others say that there is no such path."""
+
+_PARTS: Final = {"{name}": r"[A-Za-z0-9_-]{1,128}", "{height}": r"[0-9]{1,19}"}
+_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """How much at once, and for how long; see the constants of the same names."""
+
+    at_once: int = AT_ONCE
+    at_once_each: int = AT_ONCE_EACH
+    whole_seconds: float = WHOLE_SECONDS
+    piece_seconds: float = PIECE_SECONDS
+
+
+class Gateway:
+    """Passes requests on.
+
+    Args:
+        passage: the way to the nodes.
+        client: who sends a request, None for nobody.
+        bodies: reads bodies within their limits.
+        limits: how much at once, and for how long.
+    """
+
+    def __init__(
+        self,
+        passage: Passage,
+        *,
+        client: Callable[[Scope], bytes | None],
+        bodies: BodyReader | None = None,
+        limits: GatewayLimits | None = None,
+    ) -> None:
+        self._passage = passage
+        self._client = client
+        self._bodies = bodies or BodyReader()
+        self._limits = limits or GatewayLimits()
+        self._under_way: Counter[bytes | None] = Counter()
+
+    def routes(self) -> Sequence[Route]:
+        """What is passed on, as routes that come behind the helper's own."""
+        return [_Listed(path, "GET", self) for path in READ] + [_Listed(path, "POST", self) for path in SENT]
+
+    async def aclose(self) -> None:
+        """Close the connections to the nodes."""
+        await self._passage.aclose()
+
+    @property
+    def under_way(self) -> int:
+        """Requests being passed on."""
+        return self._under_way.total()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on that is on the list."""
+        with self._place(self._client(scope)):
+            body = await self._bodies.read(Request(scope, receive)) if scope["method"] == "POST" else None
+            passing = _Passing(scope, receive, send, self._limits)
+            await passing.run(self._passage, Question(scope["method"], _target(scope), body))
+
+    @contextlib.contextmanager
+    def _place(self, client: bytes | None) -> Iterator[None]:
+        """A place among those under way.
+
+        Raises:
+            HTTPException: 429 when this client has its share of them, 503 when all are taken.
+        """
+        if client is not None and self._under_way[client] >= self._limits.at_once_each:
+            raise HTTPException(429, "too many requests for the chain at once, come again")
+        if self.under_way >= self._limits.at_once:
+            raise HTTPException(503, "too many requests for the chain at once, come again")
+        self._under_way[client] += 1
+        try:
+            yield
+        finally:
+            self._under_way[client] -= 1
+            if not self._under_way[client]:
+                del self._under_way[client]
+
+
+class _Listed(Route):
+    """A path of the list, as it was sent: no encoded character in it is taken for another."""
+
+    def __init__(self, path: str, method: str, gateway: Gateway) -> None:
+        super().__init__(path, gateway.serve, methods=[method])
+        pattern = "".join(_PARTS.get(part) or re.escape(part) for part in re.split(r"(\{[a-z]+\})", path))
+        self._raw = re.compile(pattern.encode())
+        self._method = method
+        self._gateway = gateway
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on, if it is this very path and method."""
+        if scope["method"] != self._method:
+            raise HTTPException(405, headers={"Allow": self._method})
+        if self._raw.fullmatch(scope.get("raw_path", b"")) is None:
+            raise HTTPException(404)
+        await self._gateway.serve(scope, receive, send)
+
+
+class _Passing:
+    """One request under way."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: GatewayLimits) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._started = False
+
+    async def run(self, passage: Passage, question: Question) -> None:
+        """Pass it on until all is answered, the client goes away, or it takes too long."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch, group.cancel_scope)
+            try:
+                with anyio.fail_after(self._limits.whole_seconds):
+                    async with passage.ask(question) as answer:
+                        await self._pass_on(answer)
+            except MaybeSent:
+                text = "the node's answer was lost: look for the transaction before this is sent again"
+                await self._fail(502, text)
+            except ChainUnavailable as error:
+                # the words of errors name nodes: they are for operators
+                text = "nothing was sent: " if question.method == "POST" else ""
+                await self._fail(503, f"{text}no node of the chain answers", error)
+            except ChainError as error:
+                await self._fail(502, "the node's answer is none", error)
+            except TimeoutError:
+                await self._fail(504, "this took too long")
+            group.cancel_scope.cancel()
+
+    async def _watch(self, scope: anyio.CancelScope) -> None:
+        """End it when the client goes away; the connection to the node is closed with it."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    async def _pass_on(self, answer: Streamed) -> None:
+        if answer.status == 404:
+            spare(self._scope)  # a transaction that is not in a block yet is asked for again and again
+        if not answer.is_json:
+            # A page of HTML would be one of this address.
+            if answer.status < 400:
+                await self._fail(502, "the node's answer is none")
+            else:
+                await self._refuse(answer.status, "the node answered this without a word")
+            return
+        await self._start(answer)
+        async for piece in answer.pieces():
+            await self._hand_over(piece, more=True)
+        await self._hand_over(b"", more=False)
+
+    async def _start(self, answer: Streamed) -> None:
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"cache-control", b"no-store"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        if answer.length is not None:
+            headers.append((b"content-length", str(answer.length).encode()))
+        if answer.retry_after is not None:
+            headers.append((b"retry-after", str(answer.retry_after).encode()))
+        self._started = True
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def _hand_over(self, piece: bytes, *, more: bool) -> None:
+        with anyio.fail_after(self._limits.piece_seconds):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    async def _fail(self, status: int, text: str, error: ChainError | None = None) -> None:
+        """Say what went wrong; in the midst of an answer that can only be said by ending the connection."""
+        if not self._started:
+            await self._refuse(status, text)
+            return
+        log.warning("an answer of the chain was cut off", status=status, reason=str(error or text))
+        cut: Callable[[], Any] | None = self._scope.get("state", {}).get(CUT)
+        if cut is None:
+            raise RuntimeError("this server can not end a connection")
+        cut()
+        await anyio.sleep_forever()  # until the client is seen to be gone
+
+    async def _refuse(self, status: int, text: str) -> None:
+        await error_response(status, text)(self._scope, self._receive, self._send)
+
+
+def _target(scope: Scope) -> str:
+    """Path and listed parameters of a request that is on the list."""
+    found: Sequence[bytes] = _PARAMETER.findall(scope.get("query_string", b""))
+    query = b"?" + b"&".join(found) if found else b""
+    path: bytes = scope["raw_path"]
+    return (path + query).decode("ascii")
