@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ from helper.edges import Edges
 from helper.errors import HelperError
 from helper.hardening import harden_process
 from helper.intake import Intake
+from helper.manager import Manager
 from helper.processor import Processor
 from helper.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.prover.process import WorkerCommand
@@ -168,11 +171,20 @@ class Service:
         """Begin to stop; `run` returns when all has ended."""
         self._stop.set()
 
-    async def run(self, *, started: Callable[[str], None] = lambda _: None) -> None:
+    async def alive(self) -> str:
+        """How it is, in a few words, once the database's thread has had a turn; not at all while that hangs."""
+        await self.store.pulse()
+        paused = self.vitals.intake_paused() or self.processor.paused
+        return paused or ("takes and reveals shares" if self.vitals.ready else "starting: the provers are not ready")
+
+    async def run(
+        self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
+    ) -> None:
         """Run until `stop`, or until a part fails in a way that cannot be mended.
 
         Args:
             started: called with the wallets' base URL once the sockets listen.
+            listener: the wallets' socket, if somebody has opened it already.
 
         Raises:
             HelperError: the service could not start, or must not go on.
@@ -181,7 +193,7 @@ class Service:
             log.warning("not hardened", reason=failure)
         doors = Doors(self.config, endpoints=self.endpoints, clock=self.clock)
         doors.join_queue(self.wallet_view, self.store, self.rounds, self._facts)
-        async with self.opened(), doors.open(started) as servers:
+        async with self.opened(), doors.open(started, listener) as servers:
             await self.work(servers, doors.parts)
 
     @contextlib.asynccontextmanager
@@ -313,9 +325,37 @@ def make_service(config: Config) -> Service | Reception:
     return Reception(config, endpoints=_endpoints(config, clock), clock=clock)
 
 
-async def run_service(service: Service | Reception, *, started: Callable[[str], None] = lambda _: None) -> None:
-    """Run a service until SIGTERM or SIGINT."""
+async def run_service(
+    service: Service | Reception,
+    *,
+    started: Callable[[str], None] = lambda _: None,
+    listener: socket.socket | None = None,
+    manager: Manager | None = None,
+) -> None:
+    """Run a service until SIGTERM or SIGINT.
+
+    Args:
+        service: from `make_service`.
+        started: called with the wallets' base URL once the sockets listen.
+        listener: the wallets' socket, if somebody has opened it already.
+        manager: is told how the service is.
+    """
+    told = manager or Manager({}, os.getpid(), SystemClock())
+
+    def ready(url: str) -> None:
+        told.tell("READY=1")
+        started(url)
+
+    def stop() -> None:
+        told.tell("STOPPING=1", "STATUS=stopping")
+        service.stop()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
-    await service.run(started=started)
+        loop.add_signal_handler(number, stop)
+    telling = asyncio.create_task(told.keep_told(service.alive), name="manager")
+    try:
+        await service.run(started=ready, listener=listener)
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ from helper.chain.passage import Passage
 from helper.clock import Clock
 from helper.config import Config
 from helper.rounds import RoundBook
-from helper.server import Server, bind_tcp, make_server, unix_listener
+from helper.server import Server, base_url, bind_tcp, make_server, unix_listener
 from helper.store.base import Outlook, Queue
 from helper.telemetry.feed import Feed
 from helper.telemetry.overview import overview
@@ -100,11 +101,14 @@ class Doors:
         return found
 
     @contextlib.asynccontextmanager
-    async def open(self, started: Callable[[str], None]) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+    async def open(
+        self, started: Callable[[str], None], listener: socket.socket | None = None
+    ) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
         """All of it, from listening to the end of the last request; yields the servers' tasks.
 
         Args:
             started: called with the wallets' base URL once the sockets listen.
+            listener: the wallets' socket, where it is open already.
 
         Raises:
             HelperError: an address cannot be had, or the registrations' file cannot be opened.
@@ -115,14 +119,13 @@ class Doors:
                 await stack.enter_async_context(self._desk.opened())
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
-            wallets = stack.enter_context(contextlib.closing(bind_tcp(settings.host, settings.port)))
+            wallets = stack.enter_context(contextlib.closing(listener or bind_tcp(settings.host, settings.port)))
             servers: list[tuple[Server, Any]] = [(make_server(self._wallets, door=self._limits), wallets)]
             if self._operators is not None:
                 control = stack.enter_context(unix_listener(self._config.socket_path))
                 servers.append((make_server(self._operators), control))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
-            host, port = wallets.getsockname()[:2]
-            started(f"http://{host}:{port}")
+            started(base_url(wallets))
             try:
                 yield tasks
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 from helper.chain.failover import Endpoints
@@ -25,14 +26,22 @@ class Reception:
         """Begin to stop; `run` returns when all has ended."""
         self._stop.set()
 
-    async def run(self, *, started: Callable[[str], None] = lambda _: None) -> None:
+    async def alive(self) -> str:
+        """How it is, in a few words."""
+        return "takes no shares ([helper] disable)"
+
+    async def run(
+        self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
+    ) -> None:
         """Run until `stop`; `started` is called with the base URL once the socket listens.
+
+        `listener` is that socket, if somebody has opened it already.
 
         Raises:
             HelperError: it could not start, or must not go on.
         """
         try:
-            async with self._doors.open(started) as servers:
+            async with self._doors.open(started, listener) as servers:
                 await supervise({"endpoints": self._follow(), **self._doors.parts}, servers, self._stop)
         finally:
             await self._endpoints.aclose()

@@ -84,6 +84,14 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
+def base_url(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 @contextlib.contextmanager
 def unix_listener(path: Path) -> Iterator[socket.socket]:
     """A listening socket that only this user can open; its file goes with it, if it still is ours.

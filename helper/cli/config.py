@@ -3,36 +3,67 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.settings import ConfigOption, JsonOption, read_settings
-from helper.config import Loaded, Problem, SettingsError
+from helper.config import Loaded, Problem, SettingsError, load
 from helper.config.example import example
 from helper.config.text import SECTIONS, shown, to_toml
 
 app = typer.Typer(help="The settings.")
 
+TOKEN_BYTES: Final = 32
+"""Of chance in a new token."""
+
 
 @app.command()
 def init(
+    *,
     output: Annotated[Path, typer.Option("--output", help="Where to write it.")] = Path("helper.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="REST address of a node, best first; may be given more than once.", show_default=False),
+    ] = None,
+    rpc: Annotated[
+        list[str] | None,
+        typer.Option(help="RPC address of the node of the same place.", show_default=False),
+    ] = None,
+    db: Annotated[
+        Path | None, typer.Option("--db", help="Where the queue's database will be.", show_default=False)
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
-    """Write a settings file with every key, its explanation and its default."""
+    """Write a settings file with every key, its explanation and its default, and a token for operators that is new."""
+    values: dict[tuple[str, str], Any] = {
+        ("operator", "token"): secrets.token_urlsafe(TOKEN_BYTES),
+        ("chain", "endpoints"): tuple(endpoint) if endpoint else None,
+        ("chain", "rpc"): tuple(rpc) if rpc else None,
+        ("helper", "db_path"): str(db) if db else None,
+    }
+    given = {f"{section}.{key}": value for (section, key), value in values.items() if value is not None}
+    try:
+        load(None, {}, given)
+    except SettingsError as error:
+        fail(str(error), Exit.USAGE)
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (0 if force else os.O_EXCL)
     try:
         with open(os.open(output, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-            os.fchmod(file.fileno(), 0o600)  # it may come to hold tokens
-            file.write(example())
+            os.fchmod(file.fileno(), 0o600)  # it holds a token
+            file.write(example(values))
     except FileExistsError:
         fail(f"{output} is there already; --force replaces it")
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror}")
-    say(f"wrote {output}")
+    if json:
+        emit_json({"path": str(output), "set": sorted(given)})
+    else:
+        say(f"wrote {output}")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,8 @@ def serve(
     import uvloop  # noqa: PLC0415
 
     from helper.app import make_service, run_service  # noqa: PLC0415
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.manager import Manager, inherited_listener  # noqa: PLC0415
     from helper.telemetry.log import configure  # noqa: PLC0415
 
     configure(settings.log.level, settings.log.format)
@@ -48,4 +51,6 @@ def serve(
             partial.write_text(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
             partial.replace(ready_file)
 
-    uvloop.run(run_service(make_service(settings), started=started))
+    manager = Manager(os.environ, os.getpid(), SystemClock())
+    listener = inherited_listener(os.environ, os.getpid())
+    uvloop.run(run_service(make_service(settings), started=started, listener=listener, manager=manager))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from helper.config.model import Config
 from helper.config.text import SECTIONS, to_toml
@@ -16,8 +17,13 @@ _HEAD: Final = """\
 """
 
 
-def example() -> str:
-    """The whole file. `# ` begins an explanation, `#` without a space a setting at its default."""
+def example(values: Mapping[tuple[str, str], Any] | None = None) -> str:
+    """The whole file. `# ` begins an explanation, `#` without a space a setting at its default.
+
+    Args:
+        values: settings that are not to stand there as comments, by section and key.
+    """
+    given = values or {}
     parts = [_HEAD]
     for section, fields in SECTIONS.items():
         model = Config.model_fields[section].annotation
@@ -25,6 +31,7 @@ def example() -> str:
         block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
         for key, field in fields.items():
             block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
-            block += [f"#{key} = {to_toml(field.default)}", ""]
+            told = given.get((section, key))
+            block += [f"#{key} = {to_toml(field.default)}" if told is None else f"{key} = {to_toml(told)}", ""]
         parts.append("\n".join(block))
     return "\n".join(parts).rstrip("\n") + "\n"

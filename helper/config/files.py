@@ -12,6 +12,11 @@ ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
 ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a name
 NOT_SETTINGS: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables that no setting is taken from."""
+ENV_CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
+"""Where a service manager puts secrets for a service alone (systemd.exec(5), LoadCredential)."""
+CREDENTIALS: Final = {("helper", "api_token"): "api-token", ("operator", "token"): "operator-token"}
+"""Settings that are secrets, and the names of credentials that they are taken from; a setting of the same key with
+`_file` behind it names another file."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"
 ADMIN_DATABASE: Final = "svote-admin.db"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from helper.config import lines as toml_lines
-from helper.config.files import ENV_PREFIX, NOT_SETTINGS, variable_of
+from helper.config.files import CREDENTIALS, ENV_CREDENTIALS, ENV_PREFIX, NOT_SETTINGS, variable_of
 from helper.config.model import Config
 from helper.config.text import SECTIONS, explain, from_text
 from helper.errors import ConfigError
@@ -96,7 +96,7 @@ def load_traced(
 
     Args:
         path: the TOML file, or None for none (see `find_file`).
-        env: the environment; only names beginning with SVOTE_HELPER_ are looked at.
+        env: the environment; only names beginning with SVOTE_HELPER_ are looked at, and where credentials are.
         flags: values given on the command line by `section.key`; None means that the flag was not given.
 
     Raises:
@@ -107,6 +107,7 @@ def load_traced(
         reading.file(path)
     reading.environment(env or {})
     reading.flags(flags or {})
+    reading.secrets(env or {})
     return Loaded(reading.finish(), path, reading.all_origins())
 
 
@@ -180,6 +181,41 @@ class _Reading:
             if key not in SECTIONS.get(section, {}):
                 raise KeyError(f"no setting is called {dotted}")
             self._take((section, key), value, Origin("flag", dotted), (f"flag {dotted}", None))
+
+    def secrets(self, env: Mapping[str, str]) -> None:
+        """Take what stands in files of its own: those that the settings name, then the service manager's."""
+        for (section, key), credential in CREDENTIALS.items():
+            named = self.values.get((section, f"{key}_file"))
+            if named and isinstance(named, str):
+                if self.values.get((section, key)):
+                    self._at((section, f"{key}_file"), f"is set, and {key} too: leave one of them out")
+                else:
+                    self._secret((section, key), Path(named), (section, f"{key}_file"))
+            elif env.get(ENV_CREDENTIALS) and (section, key) not in self.values:
+                file = Path(env[ENV_CREDENTIALS], credential)
+                if file.exists():
+                    self._secret((section, key), file, (section, key))
+
+    def _secret(self, key: Key, file: Path, blamed: Key) -> None:
+        """The first line of a file as a setting; what is wrong with it is told of the setting that led to it."""
+        self.places.setdefault(blamed, (str(file), None))
+        try:
+            lines = file.read_text("utf-8").splitlines()
+        except UnicodeDecodeError:
+            self._at(blamed, f"{file} is not UTF-8")
+            return
+        except OSError as error:
+            self._at(blamed, f"{file} cannot be read: {error.strerror}")
+            return
+        if not lines or not lines[0]:
+            self._at(blamed, f"{file} begins with an empty line: it must be the token")
+            return
+        self._take(key, lines[0], Origin("file", str(file)), (str(file), None))
+
+    def _at(self, key: Key, message: str) -> None:
+        """Note a problem with a setting that was given."""
+        source, line = self.places[key]
+        self.problems.append(Problem(source, line, ".".join(key), message))
 
     def _text(self, key: Key, text: str, origin: Origin, source: str) -> None:
         try:

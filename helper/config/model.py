@@ -100,6 +100,11 @@ class HelperSection(Section):
         description="Wallets must send this in X-Helper-Token. Public wallets send none: "
         "leave it empty unless your set-up is closed.",
     )
+    api_token_file: Text = Field(
+        "",
+        description="A file whose first line is that token, instead of api_token; one of your service manager's "
+        "credentials that is called api-token is found without being named.",
+    )
     expose_queue_status: Switch = Field(
         False, description="Serve the counts of every round at /shielded-vote/v1/queue-status."
     )
@@ -226,6 +231,11 @@ class OperatorSection(Section):
 
     token: Token = Field(
         "", description="Opens the operators' part over HTTP, as a Bearer header; empty keeps it shut."
+    )
+    token_file: Text = Field(
+        "",
+        description="A file whose first line is that token, instead of token; one of your service manager's "
+        "credentials that is called operator-token is found without being named.",
     )
     socket: Text = Field("", description="Control socket; empty is helper.sock beside the database.")
 

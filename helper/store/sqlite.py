@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock, SystemClock
-from helper.errors import StoreCorrupt
+from helper.errors import StoreCorrupt, StoreError
 from helper.share import ShareState
 from helper.store import messages, reading, work
 from helper.store.listing import list_shares
@@ -114,6 +115,11 @@ class SqliteStore(SqliteWork, SqliteChain):
     def trouble(self) -> str | None:
         """Why the disk did not take the last commit, None while it does; tried again every half second."""
         return self._writer.trouble.reason
+
+    async def pulse(self) -> None:
+        """Return once the writing thread has had a turn, however the disk is: it lives."""
+        with suppress(StoreError):
+            await self._writer.run(lambda _tx: None)
 
     @property
     def stats(self) -> WriterStats:

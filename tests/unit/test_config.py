@@ -348,3 +348,57 @@ def test_the_example_holds_every_key_at_its_default(tmp_path: Path) -> None:
 )
 def test_no_secret_is_shown(section: str, key: str, value: Any, expected: Any) -> None:
     assert shown(section, key, value) == expected
+
+
+def test_tokens_come_from_files_of_their_own(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("for wallets\nanother line\n")
+    second.write_text("for operators")
+    file = write(tmp_path, f'[helper]\napi_token_file = "{first}"\n')
+    loaded = load_traced(file, {"SVOTE_HELPER_OPERATOR_TOKEN_FILE": str(second)})
+    assert loaded.config.helper.api_token == "for wallets"
+    assert loaded.config.operator.token == "for operators"
+    assert str(loaded.origins["helper.api_token"]) == str(first)
+    assert str(loaded.origins["operator.token"]) == str(second)
+
+
+def test_a_service_managers_credentials_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    env = {"CREDENTIALS_DIRECTORY": str(folder)}
+    assert load(None, env) == Config()
+    (folder / "operator-token").write_text("credential\n")
+    loaded = load_traced(None, env)
+    assert loaded.config.operator.token == "credential"
+    assert str(loaded.origins["operator.token"]) == str(folder / "operator-token")
+    # what is set comes first, and what is set to nothing is nothing
+    assert load(write(tmp_path, '[operator]\ntoken = "mine"\n'), env).operator.token == "mine"
+    assert load(write(tmp_path, '[operator]\ntoken = ""\n'), env).operator.token == ""
+    named = tmp_path / "named"
+    named.write_text("named")
+    assert load(write(tmp_path, f'[operator]\ntoken_file = "{named}"\n'), env).operator.token == "named"
+
+
+def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
+    empty, bad, spaced = tmp_path / "empty", tmp_path / "bad", tmp_path / "spaced"
+    empty.write_text("\n")
+    bad.write_bytes(b"\xff\xfe")
+    spaced.write_text(" hush \n")
+    assert [
+        str(problem).removeprefix(str(tmp_path))
+        for text in ("none", "empty", "bad")
+        for problem in problems(tmp_path, f'[operator]\ntoken_file = "{tmp_path / text}"\n')
+    ] == [
+        f"/helper.toml:2: operator.token_file: {tmp_path}/none cannot be read: No such file or directory",
+        f"/helper.toml:2: operator.token_file: {tmp_path}/empty begins with an empty line: it must be the token",
+        f"/helper.toml:2: operator.token_file: {tmp_path}/bad is not UTF-8",
+    ]
+    (problem,) = problems(tmp_path, f'[operator]\ntoken_file = "{spaced}"\n')
+    assert problem.source == str(spaced)
+    assert "must not begin or end with a space" in problem.message
+    assert "hush" not in str(problem)
+    (problem,) = problems(tmp_path, f'[operator]\ntoken = "hush"\ntoken_file = "{spaced}"\n')
+    assert str(problem).endswith("operator.token_file: is set, and token too: leave one of them out")
+    (tmp_path / "operator-token").mkdir()
+    (problem,) = problems(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    assert "operator-token cannot be read: Is a directory" in str(problem)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -231,3 +232,21 @@ async def test_closing_finishes_what_was_handed_in(opened: Opener, path: Path) -
 
 def test_the_librarys_version_is_told() -> None:
     assert sqlite_version() == sqlite3.sqlite_version
+
+
+async def test_a_pulse_is_felt_only_while_the_writing_thread_has_turns(store: SqliteStore) -> None:
+    await store.pulse()
+    holding, goes_on = threading.Event(), threading.Event()
+
+    def hold(_tx: Tx) -> None:
+        holding.set()
+        goes_on.wait(30)
+
+    held = asyncio.create_task(store._writer.run(hold))
+    await asyncio.to_thread(holding.wait, 30)
+    pulse = asyncio.create_task(store.pulse())
+    await asyncio.sleep(0.05)
+    assert not pulse.done()
+    goes_on.set()
+    await pulse
+    await held
