@@ -192,7 +192,7 @@ class Service:
         for failure in harden_process():
             log.warning("not hardened", reason=failure)
         doors = Doors(self.config, endpoints=self.endpoints, clock=self.clock)
-        doors.join_queue(self.wallet_view, self.store, self.rounds, self._facts)
+        doors.join_queue(self.wallet_view, self.store, self.rounds, facts=self._facts, checks=self.vitals.checks)
         async with self.opened(), doors.open(started, listener) as servers:
             await self.work(servers, doors.parts)
 

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp
 from admin.api import ChainFacts, UiConfig
 from admin.desk import AdminDesk
 from helper.api.app import make_app, wrapped
-from helper.api.events import events_route
+from helper.api.events import events_route, overview_routes
 from helper.api.gateway import AT_ONCE, Gateway
+from helper.api.health import Checks, health_routes
 from helper.api.limits import RefusalLimits
 from helper.api.operator import make_operator_app
 from helper.api.page import Page
@@ -31,6 +32,7 @@ from helper.config import Config
 from helper.rounds import RoundBook
 from helper.server import Server, base_url, bind_tcp, make_server, unix_listener
 from helper.store.base import Outlook, Queue
+from helper.telemetry.checks import Check
 from helper.telemetry.feed import Feed
 from helper.telemetry.overview import overview
 
@@ -66,11 +68,14 @@ class Doors:
         self._page = _page(config)
         self._desk = _desk(config, endpoints, clock)
         self._gateway = self._make_gateway(endpoints) if config.gateway.enable else None
+        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else "no node is in step")]
         self._feed: Feed | None = None
         self._wallets: ASGIApp = wrapped(self._more(), self._limits)
         self._operators: ASGIApp | None = None
 
-    def join_queue(self, view: WalletView, store: QueueStore, rounds: RoundBook, facts: Facts) -> None:
+    def join_queue(
+        self, view: WalletView, store: QueueStore, rounds: RoundBook, *, facts: Facts, checks: Checks
+    ) -> None:
         """Serve the queue too: to wallets, and to operators.
 
         Args:
@@ -78,8 +83,11 @@ class Doors:
             store: what operators may look at.
             rounds: the rounds known.
             facts: what only the running service knows.
+            checks: looks at all that must be well.
         """
-        self._feed = Feed(_snapshot(store, rounds, facts, self._clock), clock=self._clock, name=secrets.token_hex(4))
+        self._checks = checks
+        snapshot = _snapshot(store, rounds, facts, self._clock)
+        self._feed = Feed(snapshot, clock=self._clock, name=secrets.token_hex(4))
         settings = self._config.helper
         self._wallets = make_app(
             view,
@@ -88,7 +96,8 @@ class Doors:
             limits=self._limits,
             more=[events_route(self._feed, self._config.operator.token), *self._more()],
         )
-        self._operators = make_operator_app(store, facts)
+        more = [*overview_routes(self._feed, snapshot), *health_routes(checks)]
+        self._operators = make_operator_app(store, facts, more=more)
 
     @property
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -137,7 +146,7 @@ class Doors:
 
     def _more(self) -> list[BaseRoute]:
         """The routes beside the queue's; the page is the last, as it answers every path."""
-        routes: list[BaseRoute] = []
+        routes: list[BaseRoute] = [*health_routes(self._checks)]
         if self._gateway is not None:
             routes += self._gateway.routes()
         if self._desk is not None:

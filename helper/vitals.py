@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from helper.chain.failover import EVER, Endpoints
@@ -10,13 +11,17 @@ from helper.chain.listener import Listener
 from helper.chain.models import RoundStatus
 from helper.circuits import CircuitChoice
 from helper.clock import Clock
+from helper.hardening import process_facts
 from helper.processor import Gate
 from helper.prover.pool import ProverPool
 from helper.rounds import RoundBook
+from helper.telemetry.checks import Check
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
 
 UNWRITABLE = "the queue cannot be written"
+CLOCKS_APART = "this machine's clock and the chain's are too far apart"
+UNREAD = "the blocks since the last stop are not read yet"
 
 
 class Disk(Protocol):
@@ -80,21 +85,44 @@ class Vitals:
         It goes by the newest block that any node in step has shown: a node that rests after an error, or is away for
         a moment, is no reason to turn wallets away. Nodes that answer and are all out of step are.
         """
-        if self._store.trouble is not None:
-            return UNWRITABLE
-        if not self._follower.ready:
-            return "starting: the chain was not read yet"
-        newest = self._endpoints.time_at(EVER)
-        in_time = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
-        if not in_time or self._endpoints.out_of_step:
-            return "no node is in step with the chain"
-        return self._all_rounds_paused()
+        return self._unwritable() or self._out_of_step() or self._all_rounds_paused()
 
     def round_paused(self, round_id: bytes) -> str | None:
         """Why nothing of this round may be taken or revealed now though nodes are in step, or None: none of them shows
         the round, or its tree, as it should be.
         """
         return self._rounds.frozen(round_id) or self._trees.contradicted(round_id)
+
+    def checks(self) -> list[Check]:
+        """All that must be well for shares to be taken and revealed, for `/readyz`."""
+        return [
+            Check("store", self._unwritable()),
+            Check("chain", self._out_of_step()),
+            Check("clock", CLOCKS_APART if self._endpoints.clock_suspect else None),
+            Check("blocks", self._blocks_missing()),
+            Check("rounds", self._all_rounds_paused()),
+            Check("circuit", self._circuits.paused),
+            Check("provers", None if self._prover.ready else "no prover is ready"),
+            Check("queue", None if self.revealing else "starting: the queue is not worked yet"),
+        ]
+
+    def _unwritable(self) -> str | None:
+        """Why nothing can be kept, or None."""
+        return None if self._store.trouble is None else UNWRITABLE
+
+    def _out_of_step(self) -> str | None:
+        """Why what we know of the chain is not enough to take shares by, or None."""
+        if not self._follower.ready:
+            return "starting: the chain was not read yet"
+        newest = self._endpoints.time_at(EVER)
+        in_time = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
+        return None if in_time and not self._endpoints.out_of_step else "no node is in step with the chain"
+
+    def _blocks_missing(self) -> str | None:
+        """Why it is not known what has counted, or None."""
+        if self._listener.stalled is not None:
+            return f"no node has block {self._listener.stalled}"
+        return None if self._listener.arrived else UNREAD
 
     def _all_rounds_paused(self) -> str | None:
         """Why no round that takes votes can be worked on, or None: where one can, the others hold it up in nothing."""
@@ -107,14 +135,14 @@ class Vitals:
         if self._store.trouble is not None:
             return Gate(frozenset(), 0.0, UNWRITABLE)  # the proof could not be kept, and would be made again
         if self._endpoints.clock_suspect:
-            return Gate(frozenset(), 0.0, "this machine's clock and the chain's are too far apart")
+            return Gate(frozenset(), 0.0, CLOCKS_APART)
         head = self._endpoints.head
         if head is None:
             return Gate(frozenset(), 0.0, "no node is in step with the chain")
         if not self._listener.arrived and self._listener.stalled is None:
             # What was revealed while we were away, or since the backup that was restored, is not proven again. Blocks
             # that nobody has are no reason to let shares miss their round.
-            return Gate(frozenset(), 0.0, "the blocks since the last stop are not read yet")
+            return Gate(frozenset(), 0.0, UNREAD)
         rounds = frozenset(
             known.round_id
             for known in self._rounds.active()
@@ -128,8 +156,11 @@ class Vitals:
         return {
             "ready": self.ready,
             "intake_paused": self.intake_paused(),
+            "checks": [asdict(check) for check in self.checks()],
+            "process": process_facts(),
             "circuit": self._circuits.current,
             "chain_id": self._endpoints.chain_id,
+            "clock_skew": self._endpoints.clock_skew,
             "endpoints": [{"name": name, "reason": reason} for name, reason in self._endpoints.reasons().items()],
             "provers": {
                 "workers": self._prover.workers,

@@ -1,9 +1,11 @@
-"""`GET /shielded-vote/v1/events`: the feed of states as server-sent events, for who has the operator token."""
+"""The feed of states as server-sent events: `GET /shielded-vote/v1/events` for who has the operator token, and
+`GET /events` on the control socket, where `GET /overview` is the state of this moment alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
 
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
@@ -11,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helper.api.guard import token_matches
+from helper.api.guard import JsonResponse, token_matches
 from helper.telemetry.feed import Event, Feed
 
 PATH: Final = "/shielded-vote/v1/events"
@@ -34,12 +36,34 @@ def events_route(feed: Feed, token: str) -> Route:
             raise HTTPException(404)
         if not bearer_matches(request, token):
             raise HTTPException(401, "the operator token is needed, as a Bearer header", {"WWW-Authenticate": "Bearer"})
-        if feed.full:
-            raise HTTPException(503, "too many listen already")
-        states = _encoded(feed.listen(request.headers.get("last-event-id")))
-        return EventSourceResponse(states, ping=PING, send_timeout=PATIENCE, sep="\n")
+        return _stream(feed, request)
 
     return Route(PATH, events, methods=["GET"])
+
+
+def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[dict[str, Any]]]) -> list[Route]:
+    """The control socket's routes.
+
+    Args:
+        feed: the states.
+        snapshot: makes the state of this moment.
+    """
+
+    async def overview(_request: Request) -> Response:
+        return JsonResponse(await snapshot())
+
+    async def events(request: Request) -> Response:
+        return _stream(feed, request)
+
+    return [Route("/overview", overview, methods=["GET"]), Route("/events", events, methods=["GET"])]
+
+
+def _stream(feed: Feed, request: Request) -> Response:
+    """The states from the one that was seen last on, for ever."""
+    if feed.full:
+        raise HTTPException(503, "too many listen already")
+    states = _encoded(feed.listen(request.headers.get("last-event-id")))
+    return EventSourceResponse(states, ping=PING, send_timeout=PATIENCE, sep="\n")
 
 
 def bearer_matches(request: Request, token: str) -> bool:

@@ -38,6 +38,7 @@ _RETRY_AFTER: Final = {
 }
 _TOKEN_SCHEME: Final = "helperToken"  # noqa: S105 (a name)
 _COMPONENTS: Final = "#/components/schemas/{model}"
+_JSON: Final = "application/json"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -48,17 +49,23 @@ class Operation:
 
     Attributes:
         summary: a line for people.
-        answer: the type of the JSON that 200 brings.
+        answer: the type of what 200 brings.
+        media: what kind of content that is.
+        also: statuses that bring the same kind of content as 200.
         body: the fields of the JSON that is sent, if any is.
         path: the fields in the path.
+        query: what may be asked for in the query: description and schema by name.
         refusals: statuses of its errors, beside those that any request can get.
         guarded: whether a token is asked for where one is set.
     """
 
     summary: str
     answer: Any
+    media: str = _JSON
+    also: Sequence[int] = ()
     body: Record | None = None
     path: Mapping[str, Field] = field(default_factory=dict)
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: Sequence[int] = ()
     guarded: bool = False
 
@@ -122,17 +129,20 @@ def _answer_schemas(routes: Iterable[ApiRoute]) -> tuple[Callable[[Any], Any], d
 def _operation(about: Operation, schema_of: Callable[[Any], Any], *, token: bool) -> dict[str, Any]:
     guarded = token and about.guarded
     statuses = sorted({*ANY_TIME, *about.refusals, *((401,) if guarded else ())})
+    good = {about.media: {"schema": schema_of(about.answer)}}
+    refused = {str(status): _refusal(status, schema_of(ErrorAnswer)) for status in statuses}
+    for status in about.also:
+        refused[str(status)]["content"] = refused[str(status)]["content"] | good
     told: dict[str, Any] = {
         "summary": about.summary,
-        "responses": {
-            "200": {"description": "Done.", "content": _json(schema_of(about.answer))},
-            **{str(status): _refusal(status, schema_of(ErrorAnswer)) for status in statuses},
-        },
+        "responses": {"200": {"description": "Done.", "content": good}, **refused},
     }
-    if about.path:
-        told["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": one.schema()} for name, one in about.path.items()
-        ]
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": one.schema()} for name, one in about.path.items()
+    ]
+    in_query = [{"name": name, "in": "query", **one} for name, one in about.query.items()]
+    if in_path or in_query:
+        told["parameters"] = [*in_path, *in_query]
     if about.body is not None:
         told["requestBody"] = {"required": True, "content": _json(about.body.schema())}
     if guarded:
@@ -146,4 +156,4 @@ def _refusal(status: int, schema: Any) -> dict[str, Any]:
 
 
 def _json(schema: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+    return {_JSON: {"schema": schema}}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from helper.api import views
@@ -17,14 +17,17 @@ from helper.api.guard import JsonResponse
 from helper.store.base import Queue
 
 
-def make_operator_app(queue: Queue, service: Callable[[], Mapping[str, Any]]) -> ASGIApp:
+def make_operator_app(
+    queue: Queue, service: Callable[[], Mapping[str, Any]], *, more: Sequence[BaseRoute] = ()
+) -> ASGIApp:
     """The operators' application.
 
     Args:
         queue: the store, as operators may see it.
         service: what only the running service knows (endpoints' health, timings, pauses), as plain JSON.
+        more: routes of other parts of the product.
     """
-    return wrapped(operator_routes(queue, service))
+    return wrapped([*operator_routes(queue, service), *more])
 
 
 def operator_routes(queue: Queue, service: Callable[[], Mapping[str, Any]]) -> list[Route]:

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "demo": "helper.cli.demo",
     "wallet": "helper.cli.wallet",
     "queue": "helper.cli.queue",
+    "doctor": "helper.cli.doctor",
     "db": "helper.cli.db",
     "admin": "helper.cli.admin",
     "config": "helper.cli.config",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -42,11 +44,21 @@ def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:
     raise typer.Exit(code)
 
 
+def colours() -> bool:
+    """Whether standard output is a terminal that may be coloured (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int | None:
+    """How many columns the terminal has; None where standard output is none, and lines are as long as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """A table on a terminal (plain with NO_COLOR); elsewhere tab-separated lines, the names first."""
     if not sys.stdout.isatty():
         for row in (columns, *rows):
-            sys.stdout.write("\t".join(_cell(value) for value in row) + "\n")
+            sys.stdout.write("\t".join(one_line(value) for value in row) + "\n")
         return
     # not at the top: most commands print no table, and rich takes its time to load
     from rich.console import Console  # noqa: PLC0415
@@ -55,11 +67,11 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
 
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
+        table.add_row(*(escape(one_line(value)) for value in row))
     Console().print(table)
 
 
-def _cell(value: object) -> str:
+def one_line(value: object) -> str:
     """A value in one line without control characters, which could move a terminal's cursor."""
     text = "-" if value is None else str(value)
     return "".join(char if char.isprintable() else " " for char in text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from helper.config.files import find_file, glimpse_database
 
 if TYPE_CHECKING:
-    from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced
+    from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_what_can_be
     from helper.config.model import Config
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "glimpse_database",
     "load",
     "load_traced",
+    "load_what_can_be",
 ]
 
 

@@ -111,6 +111,26 @@ def load_traced(
     return Loaded(reading.finish(), path, reading.all_origins())
 
 
+def load_what_can_be(
+    path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None
+) -> tuple[Loaded, tuple[Problem, ...]]:
+    """The settings without what is wrong with them, as if that were not set; for who must go on all the same.
+
+    Returns:
+        The settings, and every problem.
+    """
+    reading = _Reading()
+    if path is not None:
+        reading.file(path)
+    reading.environment(env)
+    reading.flags(flags or {})
+    try:
+        config = reading.finish()
+    except SettingsError as error:
+        config = reading.what_is_left(error.problems)
+    return Loaded(config, path, reading.all_origins()), tuple(reading.problems)
+
+
 class _Reading:
     """One pass over file, environment and flags: the values, where they came from, and what was wrong."""
 
@@ -232,12 +252,9 @@ class _Reading:
 
     def finish(self) -> Config:
         """Check all values together."""
-        tables: dict[str, dict[str, Any]] = {}
-        for (section, key), value in self.values.items():
-            tables.setdefault(section, {})[key] = value
         config: Config | None = None
         try:
-            config = Config.model_validate(tables)
+            config = Config.model_validate(self._tables())
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 section, key = str(details["loc"][0]), str(details["loc"][1])
@@ -246,6 +263,23 @@ class _Reading:
         if self.problems or config is None:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config
+
+    def what_is_left(self, problems: Sequence[Problem]) -> Config:
+        """The settings without the keys that have problems; without any where that is not enough."""
+        wrong = {problem.key for problem in problems}
+        for key in [key for key in self.values if ".".join(key) in wrong]:
+            del self.values[key]
+            del self.origins[key]
+        try:
+            return Config.model_validate(self._tables())
+        except ValidationError:
+            return Config()
+
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        tables: dict[str, dict[str, Any]] = {}
+        for (section, key), value in self.values.items():
+            tables.setdefault(section, {})[key] = value
+        return tables
 
     def all_origins(self) -> dict[str, Origin]:
         """The origin of every setting by `section.key`, defaults too."""

@@ -22,7 +22,7 @@ from helper.store.failure import code_of, translate
 from helper.store.listing import Fetch, Row, entry_of, list_shares
 from helper.store.opening import APPLICATION_ID
 from helper.store.queries import migrations, queries
-from helper.store.records import Column
+from helper.store.records import Column, RoundRow
 from helper.store.rows import (
     MIN_REF_CHARS,
     MINUTES_AHEAD,
@@ -33,6 +33,7 @@ from helper.store.rows import (
     QueueEntry,
     QueueFilter,
     QueueStory,
+    RoundOutlook,
 )
 from helper.store.tx import Params
 
@@ -141,6 +142,10 @@ class ReadOnlyQueue:
         """The rows that were set aside."""
         return await self._with(damaged)
 
+    async def outlook(self, *, now: float) -> list[RoundOutlook]:
+        """Every round in sums: its end, its shares by state, when those that wait are due. `now` in unix seconds."""
+        return await self._with(lambda fetch: outlook(fetch, int(now * 1000)))
+
     async def _with(self, ask: Callable[[Fetch], Awaitable[T]]) -> T:
         reader = Reader(self._path)
         await reader.open()
@@ -216,6 +221,23 @@ async def due_ahead(fetch: Fetch, now_ms: int) -> dict[bytes, DueAhead]:
             minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
             found[round_id] = DueAhead(minutes, by_minute.get(MINUTES_AHEAD, 0))
     return found
+
+
+async def outlook(fetch: Fetch, now_ms: int) -> list[RoundOutlook]:
+    """Every round in sums."""
+    told = {row[0]: RoundRow(*row[1:]) for row in await fetch("rounds", ())}
+    numbers, ahead = await counts(fetch), await due_ahead(fetch, now_ms)
+    nothing = DueAhead((0,) * MINUTES_AHEAD, 0)
+    return [
+        RoundOutlook(
+            round_id=round_id,
+            status=told[round_id].status if round_id in told else None,
+            vote_end_time=told[round_id].vote_end_time if round_id in told else None,
+            counts=numbers.get(round_id, {}),
+            ahead=ahead.get(round_id, nothing),
+        )
+        for (round_id,) in await fetch("all_round_ids", ())
+    ]
 
 
 async def failures(fetch: Fetch, limit: int) -> list[FailureGroup]:

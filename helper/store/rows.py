@@ -6,7 +6,7 @@ ends in `_ms`. No repr shows a field of a witness, a nullifier or a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -302,6 +302,25 @@ class DueAhead:
 
     minutes: tuple[int, ...]
     later: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutlook:
+    """What is kept of one round, in sums.
+
+    Attributes:
+        round_id: 32 bytes.
+        status: as the chain last told it, None where that is not kept.
+        vote_end_time: unix second, None where it is not kept.
+        counts: shares by state.
+        ahead: when those that wait are due.
+    """
+
+    round_id: bytes
+    status: int | None
+    vote_end_time: int | None
+    counts: Mapping[ShareState, int]
+    ahead: DueAhead
 
 
 @dataclass(frozen=True, slots=True)

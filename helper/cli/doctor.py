@@ -1,0 +1,97 @@
+"""`svote-helper doctor`: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import textwrap
+from typing import Annotated, Any, Final
+
+import typer
+
+from helper.cli.options import ConfigOption, JsonOption
+from helper.cli.output import Exit, colours, emit_json, one_line, say, width
+from helper.doctor.finding import Finding, Level, healthy
+
+app = typer.Typer()
+
+_SUBJECT: Final = 16
+_INDENT: Final = " " * 6
+_COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
+
+
+@app.command()
+def doctor(
+    config: ConfigOption = None,
+    skip_proof: Annotated[
+        bool, typer.Option("--skip-proof", help="Leave the self-test proof out (some seconds).")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Look at everything the helper stands on and say what to do; exit code 0 when all is well, else 3."""
+    # loaded here, so that the help needs no native code
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.doctor.run import examine  # noqa: PLC0415
+    from helper.telemetry.log import configure  # noqa: PLC0415
+
+    configure("error", "auto")
+    report = asyncio.run(examine(config, os.environ, SystemClock(), skip_proof=skip_proof))
+    counts = {level.value: sum(finding.level is level for finding in report.findings) for level in Level}
+    if json:
+        emit_json(
+            {
+                "ok": healthy(report.findings),
+                "counts": counts,
+                "seconds": round(report.seconds, 2),
+                "findings": [_as_json(finding) for finding in report.findings],
+            }
+        )
+    else:
+        _show(report.findings)
+        say(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed, in {report.seconds:.1f} s")
+    code = Exit.OK if healthy(report.findings) else Exit.DEGRADED
+    if report.left_behind:
+        # what hangs would keep the process from ending
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "subject": finding.subject,
+        "level": finding.level.value,
+        "message": finding.message,
+        "advice": finding.advice,
+        "facts": dict(finding.facts),
+    }
+
+
+def _show(findings: tuple[Finding, ...]) -> None:
+    """A line each, what to do below it; on a terminal wrapped to its width, in a pipe never."""
+    columns = width()
+    coloured = colours()
+    for finding in findings:
+        level = finding.level.value.ljust(5)
+        head = f"{level} {finding.subject.ljust(_SUBJECT)} {finding.message}"
+        lines = _wrapped(one_line(head), columns, _INDENT)
+        if coloured:
+            lines[0] = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m{lines[0][len(level) :]}"
+        if finding.advice:
+            lines += _wrapped(one_line(f"{_INDENT}-> {finding.advice}"), columns, _INDENT + "   ")
+        typer.echo("\n".join(lines))
+
+
+def _wrapped(text: str, columns: int | None, indent: str) -> list[str]:
+    if columns is None:
+        return [text]
+    return textwrap.wrap(
+        text,
+        max(24, columns),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    ) or [text]
