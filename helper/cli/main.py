@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "wallet": "helper.cli.wallet",
     "queue": "helper.cli.queue",
     "doctor": "helper.cli.doctor",
+    "healthcheck": "helper.cli.healthcheck",
     "db": "helper.cli.db",
     "admin": "helper.cli.admin",
     "config": "helper.cli.config",

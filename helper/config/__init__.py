@@ -9,7 +9,7 @@ example.py  the commented file that `config init` writes, made from the model
 
 from typing import TYPE_CHECKING, Any
 
-from helper.config.files import find_file, glimpse_database
+from helper.config.files import Doors, find_file, glimpse_database, glimpse_doors
 
 if TYPE_CHECKING:
     from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_what_can_be
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "Doors",
     "Loaded",
     "Origin",
     "Problem",
     "SettingsError",
     "find_file",
     "glimpse_database",
+    "glimpse_doors",
     "load",
     "load_traced",
     "load_what_can_be",

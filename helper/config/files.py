@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ENV_PREFIX: Final = "SVOTE_HELPER_"
 ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
@@ -20,6 +21,9 @@ CREDENTIALS: Final = {("helper", "api_token"): "api-token", ("operator", "token"
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"
 ADMIN_DATABASE: Final = "svote-admin.db"
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8090
+SOCKET_NAME: Final = "helper.sock"
 
 
 def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
@@ -51,3 +55,36 @@ def glimpse_database(path: Path | None, env: Mapping[str, str]) -> Path | None:
         return Path(env.get(variable_of("helper", "db_path")) or table.get("db_path", DEFAULT_DATABASE))
     except (OSError, ValueError, AttributeError, TypeError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where a helper answers: its control socket, and the wallets' address."""
+
+    socket: Path
+    host: str
+    port: int
+
+
+def glimpse_doors(path: Path | None, env: Mapping[str, str]) -> Doors:
+    """Where a helper with this file and environment most likely answers, before they are checked.
+
+    What is wrong counts as not set: reading the settings tells it.
+    """
+    try:
+        tables: dict[str, Any] = tomllib.loads(path.read_text("utf-8")) if path is not None else {}
+    except (OSError, ValueError):
+        tables = {}
+
+    def value(section: str, key: str, default: str) -> str:
+        table = tables.get(section)
+        told = table.get(key) if isinstance(table, dict) else None
+        return str(env.get(variable_of(section, key)) or told or default)
+
+    socket = Path(value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
+    port = value("helper", "port", str(DEFAULT_PORT))
+    return Doors(
+        socket=Path(value("operator", "socket", str(socket))),
+        host=value("helper", "host", DEFAULT_HOST),
+        port=int(port) if port.isdecimal() else DEFAULT_PORT,
+    )

@@ -102,12 +102,7 @@ def load_traced(
     Raises:
         SettingsError: with every problem of all three.
     """
-    reading = _Reading()
-    if path is not None:
-        reading.file(path)
-    reading.environment(env or {})
-    reading.flags(flags or {})
-    reading.secrets(env or {})
+    reading = _read(path, env or {}, flags or {})
     return Loaded(reading.finish(), path, reading.all_origins())
 
 
@@ -119,16 +114,22 @@ def load_what_can_be(
     Returns:
         The settings, and every problem.
     """
-    reading = _Reading()
-    if path is not None:
-        reading.file(path)
-    reading.environment(env)
-    reading.flags(flags or {})
+    reading = _read(path, env, flags or {})
     try:
         config = reading.finish()
     except SettingsError as error:
         config = reading.what_is_left(error.problems)
     return Loaded(config, path, reading.all_origins()), tuple(reading.problems)
+
+
+def _read(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> _Reading:
+    reading = _Reading()
+    if path is not None:
+        reading.file(path)
+    reading.environment(env)
+    reading.flags(flags)
+    reading.secrets(env)
+    return reading
 
 
 class _Reading:

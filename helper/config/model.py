@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from helper.config.files import ADMIN_DATABASE, DEFAULT_DATABASE
+from helper.config.files import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME
 
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
 """Where the dev chain listens: the endpoints of a helper that is told of none."""
-SOCKET_NAME: Final = "helper.sock"
 
 
 def _url(value: str) -> str:
@@ -93,8 +92,8 @@ class HelperSection(Section):
     """The service that wallets post their shares to."""
 
     disable: Switch = Field(False, description="Do not take or reveal shares (the other parts still run).")
-    host: Host = Field("127.0.0.1", description="Address that the wallet API listens on.")
-    port: Port = Field(8090, description="Port of the wallet API; 0 takes a free one.")
+    host: Host = Field(DEFAULT_HOST, description="Address that the wallet API listens on.")
+    port: Port = Field(DEFAULT_PORT, description="Port of the wallet API; 0 takes a free one.")
     api_token: Token = Field(
         "",
         description="Wallets must send this in X-Helper-Token. Public wallets send none: "

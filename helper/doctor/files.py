@@ -14,17 +14,14 @@ PARTS: Final = ("", "-wal", "-shm", ".lock")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
-def look_at_modes(databases: Iterable[Path], socket: Path, settings: Path | None, *, secrets: bool) -> list[Finding]:
+def look_at_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[Finding]:
     """A line for each file that others may use, and one line where there is none.
 
     Args:
         databases: the files with shares and registrations, which need not be there.
-        socket: the control socket.
-        settings: the settings file that is read, if one is.
-        secrets: whether tokens stand in it.
+        secrets: whatever else is for one user alone: the control socket, files with tokens in them.
     """
-    private = [Path(f"{database}{part}") for database in databases for part in PARTS]
-    private += [socket, *([settings] if settings is not None and secrets else [])]
+    private = [*(Path(f"{database}{part}") for database in databases for part in PARTS), *secrets]
     there = {path: mode for path in private if (mode := _mode(path)) is not None}
     found = [_open(path, mode) for path, mode in there.items() if mode & _OTHERS]
     for folder in {path.parent for path in there}:

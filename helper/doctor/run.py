@@ -173,8 +173,11 @@ class _Doctor:
     def _modes(self) -> list[Finding]:
         config = self.config
         databases = [config.db_path, *([] if config.admin.disable else [config.admin_db_path])]
-        secret = bool(config.helper.api_token or config.operator.token or config.helper.sentry_dsn)
-        return files.look_at_modes(databases, config.socket_path, self.settings.path, secrets=secret)
+        secrets = [config.socket_path]
+        secrets += [Path(named) for named in (config.helper.api_token_file, config.operator.token_file) if named]
+        if self.settings.path is not None and self.settings.holds_secrets:
+            secrets.append(self.settings.path)
+        return files.look_at_modes(databases, secrets)
 
     def _disk(self) -> list[Finding]:
         folder = self.config.db_path.resolve().parent

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from helper.config import Config, Problem, find_file, load_what_can_be
 from helper.doctor.finding import Finding, fail, ok, warn
+
+SECRETS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +21,14 @@ class Settings:
         config: the settings, without those that are wrong.
         path: the file, None where there is none.
         readable: whether the file could be read at all; where not, the settings tell nothing of this machine.
+        holds_secrets: whether a token, or another secret, stands in the file itself.
         findings: a line a problem, or one that all is well.
     """
 
     config: Config
     path: Path | None
     readable: bool
+    holds_secrets: bool
     findings: tuple[Finding, ...]
 
 
@@ -32,7 +37,11 @@ def read_settings(explicit: Path | None, env: Mapping[str, str]) -> Settings:
     path = find_file(explicit, env)
     loaded, problems = load_what_can_be(path, env)
     readable = all(problem.key or problem.source != str(path) for problem in problems)
-    return Settings(loaded.config, path, readable, tuple(_judge(path, problems)))
+    secret = any(
+        origin.kind == "file" and origin.detail.startswith(f"{path}:") and name in SECRETS
+        for name, origin in loaded.origins.items()
+    )
+    return Settings(loaded.config, path, readable, secret, tuple(_judge(path, problems)))
 
 
 def _judge(path: Path | None, problems: tuple[Problem, ...]) -> list[Finding]:

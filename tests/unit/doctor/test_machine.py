@@ -74,16 +74,16 @@ def test_files_that_others_may_use_are_named(tmp_path: Path) -> None:
         path.touch()
         path.chmod(mode)
     tmp_path.chmod(0o700)
-    wal, readable = look_at_modes([database], tmp_path / "helper.sock", settings, secrets=True)
+    wal, readable = look_at_modes([database], [tmp_path / "helper.sock", settings])
     assert (wal.level, wal.advice) == (Level.WARN, f"chmod 600 {database}-wal")
     assert readable.facts == {"path": str(settings), "mode": "644"}
-    (wal,) = look_at_modes([database], tmp_path / "helper.sock", settings, secrets=False)
+    (wal,) = look_at_modes([database], [])
     Path(f"{database}-wal").chmod(0o600)
     tmp_path.chmod(0o777)
-    (folder,) = look_at_modes([database], tmp_path / "helper.sock", settings, secrets=False)
+    (folder,) = look_at_modes([database], [])
     assert folder.advice == f"chmod o-w {tmp_path}"
     tmp_path.chmod(0o700)
-    (fine,) = look_at_modes([database], tmp_path / "helper.sock", None, secrets=False)
+    (fine,) = look_at_modes([database], [tmp_path / "helper.sock"])
     assert (fine.level, fine.facts) == (Level.OK, {"files": 2})
 
 

@@ -1,0 +1,138 @@
+"""`healthcheck`: over the socket, else over the wallets' port; its exit codes, and that it loads little."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socketserver import BaseServer, UnixStreamServer
+
+import pytest
+
+from helper.config import glimpse_doors
+from helper.telemetry.checks import Check, to_text
+from tests.support.process import free_port
+from tests.unit.cli.test_main import run
+
+ROOT = Path(__file__).parents[3]
+READY = (200, to_text([Check("store"), Check("chain")]))
+DEGRADED = (503, to_text([Check("store"), Check("chain", "no node")]))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory of its own, with a port that nobody has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    (tmp_path / "helper.toml").write_text(f"[helper]\nport = {free_port()}\n")
+
+
+class Helper(BaseHTTPRequestHandler):
+    """Answers as it is told."""
+
+    says = READY
+
+    def address_string(self) -> str:
+        return "control socket"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/readyz?verbose"
+        status, text = self.says
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def serving(server: BaseServer) -> Iterator[BaseServer]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def on_socket(tmp_path: Path) -> Iterator[BaseServer]:
+    yield from serving(UnixStreamServer(str(tmp_path / "helper.sock"), Helper))
+
+
+@pytest.fixture
+def on_port() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), Helper)
+    yield from serving(server)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("says", "code", "status"), [(READY, 0, "ready"), (DEGRADED, 3, "degraded")])
+def test_the_daemon_says_how_it_is(
+    on_socket: BaseServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    says: tuple[int, str],
+    code: int,
+    status: str,
+) -> None:
+    monkeypatch.setattr(Helper, "says", says)
+    assert run("healthcheck") == code
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "" if code == 0 else "chain: no node\n")
+    assert run("healthcheck", "--json") == code
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["status"], answer["asked"]) == (status, "helper.sock")
+    assert answer["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node"}
+
+
+def test_without_a_socket_the_wallets_port_is_asked(on_port: HTTPServer, capsys: pytest.CaptureFixture[str]) -> None:
+    port = on_port.server_port
+    assert run("healthcheck", "--url", f"http://127.0.0.1:{port}/") == 0
+    Path("helper.toml").write_text(f'[helper]\nhost = "0.0.0.0"\nport = {port}\n')
+    assert run("healthcheck", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["asked"] == f"http://127.0.0.1:{port}"
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("healthcheck") == 6
+    assert "nobody answers on helper.sock" in capsys.readouterr().err
+    assert run("healthcheck", "--json") == 6
+    told = capsys.readouterr()
+    answer = json.loads(told.out)
+    assert (answer["status"], answer["checks"], len(answer["problems"])) == ("unreachable", [], 2)
+    assert told.err == ""
+    for url in ("nonsense", "https://127.0.0.1:1", "http://"):
+        assert run("healthcheck", "--url", url) == 6
+
+
+def test_what_is_no_helper_is_nobody(on_socket: BaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Helper, "says", (200, "<html>"))
+    assert run("healthcheck") == 6
+
+
+def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from helper.cli.main import main\n"
+        f"try: main(['healthcheck', '--config', '{tmp_path}/helper.toml'])\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = ('httpx', 'helper.config.model', 'uvicorn', 'starlette', 'proofs', 'structlog', 'asyncio', 'rich')\n"
+        "print(code, [name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "6 []\n"
+
+
+def test_where_a_helper_answers_is_seen_without_checking_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "helper.toml"
+    path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
+    doors = glimpse_doors(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})
+    assert (doors.socket, doors.host, doors.port) == (Path("/srv/helper.sock"), "::1", 8090)
+    path.write_text("[helper\n")
+    assert glimpse_doors(path, {}) == glimpse_doors(None, {})
+    assert glimpse_doors(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"}).socket == Path("/run/x.sock")
