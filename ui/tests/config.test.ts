@@ -71,12 +71,15 @@ describe("asking a vote server", () => {
     expect(await reach("https://a.example", here)).toEqual({ kind: "silent" });
   });
 
-  it("asks nothing that a browser would not let it ask", async () => {
+  it.each(["https://b.example", "http://b.example"])("from %s asks only what the page's policy allows", async (own) => {
     const fake = answers("{}");
-    for (const url of ["http://a.example", "javascript:alert(1)", "nonsense", "file:///x"]) {
-      expect(await reach(url, here, "https:")).toEqual({ kind: "blocked" });
+    for (const url of ["http://a.example", "http://[::1]:8090", "javascript:alert(1)", "nonsense", "file:///x"]) {
+      expect(await reach(url, here, own)).toEqual({ kind: "blocked" });
     }
     expect(fake).not.toHaveBeenCalled();
+    for (const url of [own, "https://a.example", "http://127.0.0.1:8090", "http://localhost/base"]) {
+      expect(await reach(url, here, own)).toMatchObject({ kind: "odd" });
+    }
   });
 });
 

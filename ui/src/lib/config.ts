@@ -55,18 +55,16 @@ export type Reach =
 
 const PATIENCE_MS = 5_000;
 
-/** Ask a vote server how it is, from this browser. */
-export async function reach(url: string, signal: AbortSignal, page = location.protocol): Promise<Reach> {
+/** Ask a vote server how it is, from this browser: what the page's content security policy lets it ask, and no other. */
+export async function reach(url: string, signal: AbortSignal, own = location.origin): Promise<Reach> {
   let target: URL;
   try {
     target = new URL(`${url.replace(/\/+$/, "")}/shielded-vote/v1/status`);
   } catch {
     return { kind: "blocked" };
   }
-  const here = /^(localhost|127\.0\.0\.1)$/.test(target.hostname);
-  if (target.protocol !== "https:" && !(target.protocol === "http:" && (here || page === "http:"))) {
-    return { kind: "blocked" };
-  }
+  const near = target.protocol === "http:" && /^(localhost|127\.0\.0\.1)$/.test(target.hostname);
+  if (target.protocol !== "https:" && target.origin !== own && !near) return { kind: "blocked" };
   const limit = AbortSignal.timeout(PATIENCE_MS);
   const before = performance.now();
   try {

@@ -164,7 +164,7 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
         </p>
       )}
       {state.kind === "blocked" && (
-        <p class="muted small">Browsers let this page ask HTTPS addresses, and this machine's own.</p>
+        <p class="muted small">This page may ask HTTPS addresses, its own and this machine's, and no others.</p>
       )}
       {state.kind === "silent" && (
         <p class="muted small">
