@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -90,6 +90,10 @@ class ValidatorBody(_Body):
     moniker: str = "validator"
     status: str = "BOND_STATUS_BONDED"
     remove: bool = False
+
+
+class VotingConfigBody(RootModel[dict[str, Any]]):
+    """A voting configuration: any object."""
 
 
 async def post_round(request: Request) -> Response:
@@ -201,6 +205,20 @@ async def post_validator(request: Request) -> Response:
     return answer({"validator": record})
 
 
+async def get_voting_config(request: Request) -> Response:
+    """The published voting configuration; 404 while there is none. `?wait=` waits so many seconds for it."""
+    found = await _devnet(request).published.fetch(float(request.query_params.get("wait", 0)))
+    if found is None:
+        raise error(404, "no voting configuration is published")
+    return answer(found)
+
+
+async def post_voting_config(request: Request) -> Response:
+    """Publish a voting configuration."""
+    _devnet(request).published.publish((await _body(request, VotingConfigBody)).root)
+    return answer({})
+
+
 ROUTES = [
     Route("/devnet/rounds", post_round, methods=["POST"]),
     Route("/devnet/cast", post_cast, methods=["POST"]),
@@ -212,6 +230,8 @@ ROUTES = [
     Route("/devnet/requests", get_requests),
     Route("/devnet/stats", get_stats),
     Route("/devnet/validators", post_validator, methods=["POST"]),
+    Route("/devnet/voting-config", get_voting_config),
+    Route("/devnet/voting-config", post_voting_config, methods=["POST"]),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from bisect import bisect_right
@@ -51,6 +52,26 @@ def machine_clock(scale: float, origin: float) -> Callable[[], int]:
     return lambda: int((origin + (time.time() - origin) * scale) * 1e9)
 
 
+class Published:
+    """The voting configuration as it would be published on the web, for helpers that proxy it."""
+
+    def __init__(self) -> None:
+        self._config: dict[str, Any] | None = None
+        self._changed = asyncio.Event()
+
+    def publish(self, config: dict[str, Any]) -> None:
+        """Put it in the last one's place."""
+        self._config = config
+        self._changed.set()
+
+    async def fetch(self, patience: float) -> dict[str, Any] | None:
+        """The newest, waited for so many seconds if there is none yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._changed.wait()
+        return self._config
+
+
 class DevNet:
     """One chain and everything that its nodes share."""
 
@@ -68,6 +89,7 @@ class DevNet:
         self.producer.offset_seconds = options.clock_offset_seconds
         self.log = RequestLog(options.request_log)
         self.validators: dict[str, dict[str, Any]] = json.loads(self.journal.get("validators") or "{}")
+        self.published = Published()
         self._timer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

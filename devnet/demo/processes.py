@@ -36,7 +36,8 @@ async def helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIt
         f"[helper]\nport = 0\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n"
         f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
         f"[operator]\nsocket = {json.dumps(str(folder / 'helper.sock'))}\ntoken = {json.dumps(token)}\n\n"
-        f'[admin]\ndb_path = {json.dumps(str(folder / "admin.db"))}\nmode = "development"\n\n[ui]\nenable = true\n'
+        f'[admin]\ndb_path = {json.dumps(str(folder / "admin.db"))}\nmode = "development"\n'
+        f'config_url = "{ready_chain["rest"]}/devnet/voting-config?wait=9"\n\n[ui]\nenable = true\n'
     )
     async with _running("helper", folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
         yield {**ready, "token": token}

@@ -53,6 +53,7 @@ class Demo:
     async def run(self, bars: Bars) -> dict[str, Any]:
         """Vote, wait for everything to be revealed and for the tally; the report."""
         began = time.monotonic()
+        await self._publish()
         await self._helper_ready()
         facts = await self._facts()
         provers = facts["provers"]
@@ -97,6 +98,11 @@ class Demo:
             if voting.done() and (finished or voting.exception() is not None):
                 return voting.result()
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _publish(self) -> None:
+        """The voting configuration that wallets would read, and the page's network view shows."""
+        config = {"version": "1", "vote_servers": [{"url": self._helper_url, "label": "The demonstration's helper"}]}
+        (await self._http.post(f"{self._chain_url}/devnet/voting-config", json=config)).raise_for_status()
 
     async def _helper_ready(self) -> None:
         async with self._patience("the helper to be ready", processes.START_SECONDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 
 import pytest
@@ -79,6 +80,19 @@ async def test_validators_join_and_leave_staking() -> None:
         assert (await net.get(path))["pagination"]["total"] == "2"
         await net.rest.post("/devnet/validators", json={"operator_address": one, "remove": True})
         assert (await net.rest.get(f"{path}/{one}")).json()["code"] == 5
+
+
+async def test_a_voting_configuration_can_be_waited_for() -> None:
+    async with running() as net:
+        assert (await net.rest.get("/devnet/voting-config")).status_code == 404
+        waiting = asyncio.ensure_future(net.get("/devnet/voting-config?wait=30"))
+        await asyncio.sleep(0)
+        config = {"version": "1", "vote_servers": [], "unknown": {"passes": "through"}}
+        assert (await net.rest.post("/devnet/voting-config", json=["no object"])).status_code == 400
+        await net.rest.post("/devnet/voting-config", json=config)
+        assert await waiting == config
+        await net.rest.post("/devnet/voting-config", json={"version": "2"})
+        assert await net.get("/devnet/voting-config") == {"version": "2"}
 
 
 async def test_searching_reveals_has_pages_and_an_order() -> None:
