@@ -10,8 +10,12 @@ ARGS   ?=
 
 # What the campaigns use beside the environment: command=package.
 SYSTEM := strace=strace faketime=faketime
-# Tests that need the machine for themselves: real proofs against the clock, and promises about time.
-ALONE := tests/integration/test_demo.py tests/campaign
+# Tests that need the machine for themselves: real proofs against the clock, promises about time, and a browser.
+ALONE := tests/integration/test_demo.py tests/campaign tests/browser
+# The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
+WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
+WALLET := build/browser/keplr.js
+MODULES := ui/node_modules/.package-lock.json
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -28,8 +32,8 @@ help: ## list the commands
 demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with real proofs (ARGS='--circuit k11 --voters 5')
 	@$(BIN)/svote-helper demo $(ARGS)
 
-test: $(VENV)/.native ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
-	@sh scripts/system_packages.sh $(SYSTEM)
+test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
+	@sh scripts/system_packages.sh $(SYSTEM) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(ALONE)
@@ -61,9 +65,8 @@ simulation: $(VENV)/.native ## the service under virtual time, seed by seed (ARG
 bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 	$(BIN)/python -m bench $(ARGS)
 
-ui: ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
-	@command -v npm >/dev/null || { echo "make ui needs npm (node 20.19 or newer)" >&2; exit 1; }
-	cd ui && npm ci --no-progress --loglevel=error && npm run --silent check && npm run --silent test && npm run --silent build
+ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
+	cd ui && npm run --silent check && npm run --silent test && npm run --silent build
 
 wheel: $(VENV)/.deps ## a wheel in dist/
 	$(BIN)/maturin build --release --locked --out dist
@@ -81,6 +84,14 @@ lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow
 
 clean: ## remove the environment and everything built
 	rm -rf $(VENV) build dist proofs/target proofs/*.so
+
+$(MODULES): ui/package.json ui/package-lock.json
+	@command -v npm >/dev/null || { echo "the page and its tests need npm (node 20.19 or newer)" >&2; exit 1; }
+	cd ui && npm ci --no-progress --loglevel=error
+	@touch $@
+
+$(WALLET): ui/tests/browser/keplr.ts ui/vite.wallet.config.ts ui/src/lib/keplr.ts $(MODULES)
+	cd ui && npm run --silent wallet
 
 $(VENV)/.uv: requirements/uv.txt
 	@PYTHON=$(PYTHON) sh scripts/preflight.sh >&2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What some campaigns need of the machine, installed where that is possible; where it is not, they say that they did not run.
+# What some tests and campaigns need of the machine, installed where that is possible; where it is not, they say so.
 #   usage: system_packages.sh COMMAND=PACKAGE...
 wanted=""
 for pair in "$@"; do
@@ -11,4 +11,4 @@ if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
   # shellcheck disable=SC2086
   { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $wanted; } >/dev/null 2>&1 && exit 0
 fi
-echo "not installed:$wanted. Some campaigns will not run; Debian: apt install$wanted" >&2
+echo "not installed:$wanted. What needs it will not run; Debian: apt install$wanted" >&2
