@@ -9,6 +9,9 @@ const files = readdirSync(root, { recursive: true, withFileTypes: true })
   .map((entry) => relative(root, join(entry.parentPath, entry.name)))
   .sort();
 const lines = files.map(
-  (name) => `${createHash("sha256").update(readFileSync(join(root, name))).digest("hex")}  ${name}\n`,
+  (name) =>
+    `${createHash("sha256")
+      .update(readFileSync(join(root, name)))
+      .digest("hex")}  ${name}\n`,
 );
 writeFileSync(join(root, "SHA256SUMS"), lines.join(""));
