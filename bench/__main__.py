@@ -8,6 +8,8 @@ import sys
 MEASURES = (
     ("bench.proving",),
     ("bench.tree",),
+    ("bench.accept",),
+    ("bench.accept", "--connections", "1"),
     *(("bench.service", measure, "--circuit", circuit) for circuit in ("k10", "k11") for measure in ("lone", "posts")),
     *(("bench.service", "backlog", "--circuit", circuit) for circuit in ("k10", "k11")),
 )

@@ -22,6 +22,7 @@ from helper.broadcast import Broadcaster
 from helper.chain.failover import Endpoint, Endpoints, make_endpoints
 from helper.chain.follow import ChainFollower
 from helper.chain.listener import Listener
+from helper.checking import Checker
 from helper.circuits import CircuitChoice
 from helper.clock import Clock, SystemClock
 from helper.config import Config
@@ -152,9 +153,9 @@ class Service:
             store=self.store,
             rounds=self.rounds,
             trees=self.trees,
-            checks=self._checks,
+            checker=Checker(self._checks),
             clock=self.clock,
-            wake=self.processor.wake,
+            wake=self.processor.wake_by,
             paused=self.vitals.intake_paused,
             round_paused=self.vitals.round_paused,
         )

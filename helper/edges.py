@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import proofs
 from helper.chain.endpoint import Endpoint
-from helper.intake import Checks
+from helper.checking import Checks
 from helper.prover.process import Spawn, WorkerProcess
 from helper.store.sqlite import SqliteStore
 

@@ -19,20 +19,18 @@ Nothing here logs anything that could tell which share came when: only what the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-import anyio
-import anyio.to_thread
 import structlog
 
 from helper.chain.models import Round, RoundStatus
+from helper.checking import CheckedShare, Checker
 from helper.clock import Clock
 from helper.errors import ShareRefused, StoreError
 from helper.share import Share
 from helper.store.base import Enqueued, WalletStore
-from proofs import EncodingError, ProofsError, ShareCheck, ShareRuleError
 
 log = structlog.get_logger("helper.intake")
 
@@ -42,19 +40,9 @@ MAX_IN_FLIGHT: Final = 2_000
 """Shares under check at once; beyond it wallets are asked to come again."""
 MAX_HELD: Final = 1_500
 """Of these, shares held for a sync: the rest is kept free for those that can be answered at once."""
-CHECK_THREADS: Final = 4
-"""Threads that hash (0.3 ms a share, outside the interpreter's lock)."""
 
 _MAY_GROW: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """A round that is over gets no leaf any more."""
-
-_REASONS: Final = {
-    "length": "has the wrong length",
-    "non-canonical": "is not a canonical field element",
-    "off-curve": "is not a point on the curve",
-    "identity": "must not be the identity",
-    "range": "is out of range",
-}
 
 
 class Rounds(Protocol):
@@ -85,26 +73,6 @@ class Trees(Protocol):
         ...
 
 
-class Checks(Protocol):
-    """The native checks; the module `proofs` is one."""
-
-    def check_share(
-        self,
-        *,
-        round_id: bytes,
-        shares_hash: bytes,
-        share_comms: bytes,
-        share_index: int,
-        proposal_id: int,
-        vote_decision: int,
-        primary_blind: bytes,
-        c1: bytes,
-        c2: bytes,
-    ) -> ShareCheck:
-        """Canonical encodings, points, hashes: the vote commitment and the nullifier, or a ProofsError."""
-        ...
-
-
 class Intake:
     """Takes shares.
 
@@ -112,9 +80,9 @@ class Intake:
         store: keeps them.
         rounds: the chain's rounds.
         trees: the rounds' trees, and the moment of their next regular sync.
-        checks: the hashes; `proofs`.
+        checker: reads bodies, and checks encodings and hashes.
         clock: for the time of arrival.
-        wake: called after a new share is on disk.
+        wake: called after a new share is on disk, with the time at which it is due (unix seconds).
         paused: why no share can be taken now, or None.
         round_paused: why no share of this round can be taken now, or None.
     """
@@ -125,97 +93,98 @@ class Intake:
         store: WalletStore,
         rounds: Rounds,
         trees: Trees,
-        checks: Checks,
+        checker: Checker,
         clock: Clock,
-        wake: Callable[[], None],
+        wake: Callable[[float], None],
         paused: Callable[[], str | None],
         round_paused: Callable[[bytes], str | None],
     ) -> None:
         self._store = store
         self._rounds = rounds
         self._trees = trees
-        self._checks = checks
+        self._checker = checker
         self._clock = clock
         self._wake = wake
         self._paused = paused
         self._round_paused = round_paused
-        self._threads = anyio.CapacityLimiter(CHECK_THREADS)
         self._in_flight = 0
         self._held = 0
 
-    async def accept(self, share: Share) -> Enqueued:
-        """Check a share and keep it.
+    async def take(self, body: bytes) -> Enqueued:
+        """Read what a wallet posted, check it and keep it.
 
         Returns:
             QUEUED when it is on disk now, DUPLICATE when there was nothing to do.
 
         Raises:
+            WireError: the body is not what a wallet sends.
             ShareRefused: 400 a rule is broken (`field` says where), 429 come again in a moment, 503 nothing
                 can be taken now.
         """
+        return await self._answer(self._checker.read(body))
+
+    async def accept(self, share: Share) -> Enqueued:
+        """Check a share that was read already and keep it; see `take`."""
+        return await self._answer(self._checker.check(share))
+
+    async def _answer(self, checking: Coroutine[Any, Any, CheckedShare]) -> Enqueued:
         if self._in_flight >= MAX_IN_FLIGHT:
+            checking.close()
             raise ShareRefused(429, "too many shares at once, come again")
         self._in_flight += 1
         try:
-            outcome = await self._accept(share)
-        except StoreError as error:
-            log.error("a share could not be kept", error=str(error), advice=error.advice)
-            raise ShareRefused(503, "the queue cannot be written now") from error
+            arrived = self._clock.now()
+            outcome = await self._accept(await checking, arrived)
         finally:
             self._in_flight -= 1
         log.debug("share answered", outcome=outcome.value)
         return outcome
 
-    async def _accept(self, share: Share) -> Enqueued:
-        arrived = self._clock.now()
-        check = await anyio.to_thread.run_sync(self._check, share, limiter=self._threads)
-        if await self._came_before(share, check.vote_commitment):
-            return Enqueued.DUPLICATE
-        chain_round = await self._round_and_leaf(share, check.vote_commitment, arrived)
-        if await self._store.is_known(share.key):
-            return Enqueued.DUPLICATE
-        self._refuse_when_paused(share)
+    async def _accept(self, checked: CheckedShare, arrived: float) -> Enqueued:
+        share = checked.share
+        try:
+            if await self._came_before(share, checked.vote_commitment):
+                return Enqueued.DUPLICATE
+            chain_round = await self._round_and_leaf(share, checked.vote_commitment, arrived)
+            refusal = self._refusal(share, chain_round)
+            if refusal is not None:
+                if await self._store.is_known(share.key):
+                    return Enqueued.DUPLICATE
+                raise refusal
+            return await self._keep(checked, chain_round, arrived)
+        except StoreError as error:
+            log.error("a share could not be kept", error=str(error), advice=error.advice)
+            raise ShareRefused(503, "the queue cannot be written now") from error
+
+    def _refusal(self, share: Share, chain_round: Round) -> ShareRefused | None:
+        """Why a share cannot be taken now unless it is known already."""
+        reason = self._paused() or self._round_paused(share.round_id)
+        if reason is not None:
+            return ShareRefused(503, f"shares cannot be taken now: {reason}")
         if chain_round.status is not RoundStatus.ACTIVE:
-            raise ShareRefused(400, "the round is not active", field="vote_round_id")
+            return ShareRefused(400, "the round is not active", field="vote_round_id")
         if share.submit_at > chain_round.vote_end_time:
-            raise ShareRefused(400, "is after the round's end", field="submit_at")
-        if await self._store.is_spent(share.round_id, check.nullifier):
-            return Enqueued.DUPLICATE
+            return ShareRefused(400, "is after the round's end", field="submit_at")
+        return None
+
+    async def _keep(self, checked: CheckedShare, chain_round: Round, arrived: float) -> Enqueued:
+        """Put a share on disk; the store knows whether it is there already, or its nullifier is spent."""
+        share = checked.share
         # The clock may have been wrong on arrival and set right before we looked whether it is, or set wrong since: a
         # share that is due at once must not be due in years.
         now = min(arrived, self._clock.now())
-        outcome = await self._store.enqueue(share, check.nullifier, now=now)
+        try:
+            outcome = await self._store.enqueue(share, checked.nullifier, now=now)
+        except StoreError:
+            # what is on disk already can be told from a disk that takes nothing any more
+            if await self._store.is_known(share.key):
+                return Enqueued.DUPLICATE
+            raise
         if outcome is Enqueued.QUEUED:
-            self._wake()
+            self._wake(max(share.submit_at, now))
             if share.submit_at == chain_round.vote_end_time:
                 log.warning("a share was taken that cannot count: its time is the round's end", outcome="queued")
         return outcome
-
-    def _check(self, share: Share) -> ShareCheck:
-        """Encodings, points and hashes (in a thread)."""
-        try:
-            return self._checks.check_share(
-                round_id=share.round_id,
-                shares_hash=share.shares_hash,
-                share_comms=share.share_comms,
-                share_index=share.share_index,
-                proposal_id=share.proposal_id,
-                vote_decision=share.vote_decision,
-                primary_blind=share.primary_blind,
-                c1=share.c1,
-                c2=share.c2,
-            )
-        except EncodingError as error:
-            message = _REASONS.get(error.reason, "is not valid")
-            raise ShareRefused(400, message, field=error.field) from None
-        except ShareRuleError as error:
-            if error.rule == "shares_hash":
-                raise ShareRefused(400, "is not the hash of share_comms", field="shares_hash") from None
-            message = "is not the commitment to primary_blind and enc_share"
-            raise ShareRefused(400, message, field=f"share_comms[{share.share_index}]") from None
-        except ProofsError as error:
-            log.error("a share could not be checked", error=type(error).__name__)
-            raise ShareRefused(400, "the share could not be checked") from None
 
     async def _came_before(self, share: Share, vote_commitment: bytes) -> bool:
         """Whether a share whose leaf cannot be checked now, and need not come any more, is known."""

@@ -78,12 +78,22 @@ class Processor:
         self._stranded: dict[int, float] = {}  # when each is put back, monotonic
         self._faults: dict[int, int] = {}  # errors of ours in a row, by share
         self._told: str | None = None
+        self._next_turn = math.inf  # while it sleeps: until when; in a turn, any new share calls for another
         self.paused: str | None = "starting"
         broadcaster.subscribe(self.wake)
 
     def wake(self) -> None:
-        """Something about the schedule changed: a new share, a retry, a round, an endpoint."""
+        """Something about the schedule changed: a retry, a round, an endpoint."""
         self._changed.set()
+
+    def wake_by(self, due: float) -> None:
+        """There is a new share, due at a wall time: one that is due after the next turn changes nothing.
+
+        A round's first minutes bring thousands of shares for the days to come; a turn for each would take the time
+        that taking them in needs.
+        """
+        if due < self._next_turn:
+            self._changed.set()
 
     @property
     def proving(self) -> int:
@@ -228,6 +238,7 @@ class Processor:
     async def _sleep_until(self, deadline: float) -> None:
         """Sleep to a wall time, or to a change; the wall clock is looked at every second."""
         changed = asyncio.ensure_future(self._changed.wait())
+        self._next_turn = deadline
         try:
             while not self._changed.is_set() and (remaining := deadline - self._clock.now()) > 0:
                 pause = asyncio.ensure_future(self._clock.sleep(min(remaining, SLICE)))
@@ -236,4 +247,5 @@ class Processor:
                 finally:
                     pause.cancel()
         finally:
+            self._next_turn = math.inf
             changed.cancel()

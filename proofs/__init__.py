@@ -11,9 +11,10 @@ survive a fork: start worker processes with "spawn" or "forkserver".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from proofs import _native
 from proofs._native import (
@@ -49,6 +50,7 @@ __all__ = [
     "ProofsError",
     "Proved",
     "ProvingError",
+    "ReadShare",
     "ShareCheck",
     "ShareRuleError",
     "Statement",
@@ -64,6 +66,7 @@ __all__ = [
     "poseidon",
     "prove",
     "random_field",
+    "read_shares",
     "share_commitment",
     "share_nullifier",
     "shares_hash",
@@ -164,6 +167,40 @@ def check_share(
             c2=c2,
         )
     )
+
+
+class ReadShare(NamedTuple):
+    """A posted share whose encodings and hashes are right, and what follows from it; its repr shows nothing."""
+
+    round_id: bytes
+    share_index: int
+    proposal_id: int
+    vote_decision: int
+    tree_position: int
+    submit_at: int
+    """Unix second, 0 for at once."""
+    shares_hash: bytes
+    share_comms: bytes
+    """The 16 commitments one behind the other, 512 bytes."""
+    primary_blind: bytes
+    c1: bytes
+    c2: bytes
+    vote_commitment: bytes
+    """The leaf that must stand at the share's `tree_position`."""
+    nullifier: bytes
+    """What its reveal will publish; not to be logged before."""
+
+    def __repr__(self) -> str:
+        return "ReadShare(…)"
+
+
+def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | None]:
+    """Reads the JSON bodies that wallets post and checks each share, as `check_share` does, in a quarter of a
+    millisecond; that the hash of a vote's commitments is right is remembered.
+
+    None stands for a body that is not plainly right: wrong, or only written in an unusual way.
+    """
+    return [None if row is None else ReadShare._make(row) for row in _native.read_shares(list(bodies))]
 
 
 def prove(

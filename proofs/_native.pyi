@@ -1,5 +1,7 @@
 """The native module. Use it through `proofs`."""
 
+from typing import Any
+
 SUBTREE_LEAVES: int
 """Leaves of one stored subtree."""
 TREE_DEPTH: int
@@ -39,6 +41,9 @@ def check_share(
     c2: bytes,
 ) -> tuple[bytes, bytes]:
     """Vote commitment and nullifier; see `proofs.check_share`."""
+
+def read_shares(bodies: list[bytes]) -> list[tuple[Any, ...] | None]:
+    """The fields of each share, in the order of `proofs.ReadShare`; see `proofs.read_shares`."""
 
 def prove(
     circuit: str,

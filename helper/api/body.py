@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 from typing import Final
 
 import anyio
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from helper.wire import MAX_BODY
 
@@ -60,17 +60,18 @@ class BodyReader:
         """
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._limit:
-            raise await self._too_large(request, request.stream())
+            raise await self._too_large(request)
         chunks: list[bytes] = []
         size = 0
-        stream = request.stream()
         try:
-            with anyio.fail_after(self._seconds):
-                async for chunk in stream:
+            async with asyncio.timeout(self._seconds):
+                more = True
+                while more:
+                    chunk, more = await _next(request)
                     before, size = size, size + len(chunk)
                     self._buffered += self._large(size) - self._large(before)
                     if size > self._limit:
-                        raise await self._too_large(request, stream)
+                        raise await self._too_large(request)
                     if size > self._small and self._buffered > self._budget:
                         raise HTTPException(429, "too much at once, come again", _CLOSE)
                     chunks.append(chunk)
@@ -84,16 +85,23 @@ class BodyReader:
         """The part of a body that counts."""
         return max(0, size - self._small)
 
-    async def _too_large(self, request: Request, stream: AsyncIterator[bytes]) -> HTTPException:
+    async def _too_large(self, request: Request) -> HTTPException:
         """The refusal, after a moment of reading on into nothing.
 
         A connection that is closed with bytes unread is reset, and the client may lose the answer with it.
         """
         if "expect" not in request.headers:
-            drained = 0
+            drained, more = 0, True
             with anyio.move_on_after(DRAIN_SECONDS):
-                async for chunk in stream:
+                while more and drained <= DRAIN_BYTES:
+                    chunk, more = await _next(request)
                     drained += len(chunk)
-                    if drained > DRAIN_BYTES:
-                        break
         return HTTPException(413, f"body: is larger than {self._limit} bytes", _CLOSE)
+
+
+async def _next(request: Request) -> tuple[bytes, bool]:
+    """The next piece of the body, and whether there are more."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 Address = IPv4Address | IPv6Address
@@ -93,6 +94,7 @@ def _rightmost(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) 
     return last
 
 
+@lru_cache(maxsize=4096)
 def _address(text: str) -> Address | None:
     """An address, with or without a port; an IPv4 address within IPv6 is the IPv4 address."""
     found = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)

@@ -15,7 +15,7 @@ from helper.api.body import BodyReader
 from helper.api.guard import TOKEN_HEADER, JsonResponse, error_response, token_matches
 from helper.api.openapi import ApiRoute, Handler, Operation
 from helper.chain.models import Round
-from helper.share import Share, ShareState
+from helper.share import ShareState
 from helper.store.base import Enqueued
 
 PREFIX: Final = "/shielded-vote/v1"
@@ -25,8 +25,8 @@ STARTING: Final = "starting"
 class Taker(Protocol):
     """Takes shares; `helper.intake.Intake` is one."""
 
-    async def accept(self, share: Share) -> Enqueued:
-        """Check and keep a share, or raise ShareRefused."""
+    async def take(self, body: bytes) -> Enqueued:
+        """Read, check and keep a posted share, or raise WireError or ShareRefused."""
         ...
 
 
@@ -114,8 +114,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
     """The routes, with a token where one is set (empty: none)."""
 
     async def take(request: Request) -> Response:
-        share = wire.parse_share(await bodies.read(request))
-        outcome = await view.intake.accept(share)
+        outcome = await view.intake.take(await bodies.read(request))
         return JsonResponse(wire.taken_answer(known=outcome is Enqueued.DUPLICATE))
 
     async def share_status(request: Request) -> Response:

@@ -1,7 +1,9 @@
 //! Poseidon (P128Pow5T3, constant length), with the published crate's constants.
 //!
-//! The published crate copies its tables for every hash and raises to the fifth power bit by bit, which costs a
-//! quarter of the time; a tree of 100,000s of leaves and 16 permutations a share make that worth 40 lines.
+//! The published crate copies its tables for every hash, raises to the fifth power bit by bit, and multiplies by the
+//! whole matrix in all 56 partial rounds. Here each of these rounds has a sparse matrix and one constant (appendix B
+//! of the Poseidon paper, <https://eprint.iacr.org/2019/458>): half the time, and a tree of 100,000s of leaves and 8
+//! permutations a share make that worth 100 lines.
 
 use std::sync::OnceLock;
 
@@ -16,21 +18,94 @@ const RATE: usize = 2;
 const HALF_FULL_ROUNDS: usize = 4;
 
 type State = [Base; WIDTH];
+/// A matrix on the two words that have no S-box in a partial round.
+type Inner = [[Base; 2]; 2];
+
+/// A partial round whose matrix is `[[corner, row], [column, identity]]`.
+struct PartialRound {
+    constant: Base,
+    corner: Base,
+    row: [Base; 2],
+    column: [Base; 2],
+}
 
 struct Tables {
-    round_constants: Vec<State>,
+    before: Vec<State>,
+    partial: Vec<PartialRound>,
+    /// What is left of the partial rounds' constants and matrices at their end: added, then multiplied.
+    left_over: State,
+    inner: Inner,
+    after: Vec<State>,
     mds: Mds<Base, WIDTH>,
 }
 
 fn tables() -> &'static Tables {
     static TABLES: OnceLock<Tables> = OnceLock::new();
     TABLES.get_or_init(|| {
-        let (round_constants, mds, _) = <P128Pow5T3 as Spec<Base, WIDTH, RATE>>::constants();
+        let (constants, mds, _) = <P128Pow5T3 as Spec<Base, WIDTH, RATE>>::constants();
+        let partial_until = constants.len() - HALF_FULL_ROUNDS;
+        let (partial, left_over, inner) =
+            sparse_rounds(&constants[HALF_FULL_ROUNDS..partial_until], &mds);
         Tables {
-            round_constants,
+            before: constants[..HALF_FULL_ROUNDS].to_vec(),
+            partial,
+            left_over,
+            inner,
+            after: constants[partial_until..].to_vec(),
             mds,
         }
     })
+}
+
+/// The partial rounds with sparse matrices.
+///
+/// A matrix is a sparse one, followed by one that leaves the first word alone. The latter changes places with the next
+/// round's S-box, which is on the first word only, and becomes part of the next round's matrix. So do the constants of
+/// the other two words.
+fn sparse_rounds(constants: &[State], mds: &Mds<Base, WIDTH>) -> (Vec<PartialRound>, State, Inner) {
+    let mut inner = [[Base::ONE, Base::ZERO], [Base::ZERO, Base::ONE]];
+    let mut carried = [Base::ZERO; 3];
+    let mut rounds = Vec::with_capacity(constants.len());
+    for [first, second, third] in constants {
+        let [second, third] = apply(&inverse(&inner), [*second, *third]);
+        let others = [carried[1] + second, carried[2] + third];
+        // The matrix of this round, with what the round before left to it: columns 1 and 2 go through `inner`.
+        let row_of = |row: &State| {
+            [
+                row[1] * inner[0][0] + row[2] * inner[1][0],
+                row[1] * inner[0][1] + row[2] * inner[1][1],
+            ]
+        };
+        let row = row_of(&mds[0]);
+        let next = [row_of(&mds[1]), row_of(&mds[2])];
+        rounds.push(PartialRound {
+            constant: carried[0] + first,
+            corner: mds[0][0],
+            row,
+            column: apply(&inverse(&next), [mds[1][0], mds[2][0]]),
+        });
+        carried = [
+            row[0] * others[0] + row[1] * others[1],
+            others[0],
+            others[1],
+        ];
+        inner = next;
+    }
+    (rounds, carried, inner)
+}
+
+fn apply(matrix: &Inner, [a, b]: [Base; 2]) -> [Base; 2] {
+    [
+        matrix[0][0] * a + matrix[0][1] * b,
+        matrix[1][0] * a + matrix[1][1] * b,
+    ]
+}
+
+/// The matrices here are parts of an MDS matrix and products of such: all of them can be inverted.
+fn inverse(matrix: &Inner) -> Inner {
+    let [[a, b], [c, d]] = *matrix;
+    let scale = (a * d - b * c).invert().unwrap_or(Base::ZERO);
+    [[d * scale, -b * scale], [-c * scale, a * scale]]
 }
 
 /// The hash of any number of elements; their number is part of what is hashed.
@@ -46,21 +121,32 @@ pub fn poseidon(message: &[Base]) -> Base {
     }
     state[0]
 }
-
 fn permute(state: &mut State, tables: &Tables) {
-    let partial_until = tables.round_constants.len() - HALF_FULL_ROUNDS;
-    for (round, constants) in tables.round_constants.iter().enumerate() {
-        for (word, constant) in state.iter_mut().zip(constants) {
-            *word += constant;
-        }
-        state[0] = fifth_power(state[0]);
-        if round < HALF_FULL_ROUNDS || round >= partial_until {
-            state[1] = fifth_power(state[1]);
-            state[2] = fifth_power(state[2]);
-        }
-        let [a, b, c] = *state;
-        *state = tables.mds.map(|row| row[0] * a + row[1] * b + row[2] * c);
+    for constants in &tables.before {
+        full_round(state, constants, &tables.mds);
     }
+    let [mut first, mut second, mut third] = *state;
+    for round in &tables.partial {
+        first = fifth_power(first + round.constant);
+        let next = round.corner * first + round.row[0] * second + round.row[1] * third;
+        second += round.column[0] * first;
+        third += round.column[1] * first;
+        first = next;
+    }
+    let [a, b, c] = tables.left_over;
+    let [second, third] = apply(&tables.inner, [second + b, third + c]);
+    *state = [first + a, second, third];
+    for constants in &tables.after {
+        full_round(state, constants, &tables.mds);
+    }
+}
+
+fn full_round(state: &mut State, constants: &State, mds: &Mds<Base, WIDTH>) {
+    for (word, constant) in state.iter_mut().zip(constants) {
+        *word = fifth_power(*word + constant);
+    }
+    let [a, b, c] = *state;
+    *state = mds.map(|row| row[0] * a + row[1] * b + row[2] * c);
 }
 
 fn fifth_power(x: Base) -> Base {

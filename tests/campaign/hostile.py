@@ -35,6 +35,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+import proofs
 from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
@@ -204,19 +205,21 @@ def _parsed(scene: Scene) -> None:
     payloads = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     mutator = Mutator(payloads, scene.setting.dice("parser"))
     wanted, strange = scene.setting.scale(1_000_000, 20_000), Counter[str]()
-    taken = 0
+    taken = alone = 0
     for payload in itertools.islice(mutator, wanted):
+        (read,) = proofs.read_shares([payload])
         try:
             parse_share(payload)
             taken += 1
         except WireError:
-            pass
+            alone += read is not None
         except Exception as error:
             strange[type(error).__name__] += 1
     findings = scene.findings
     findings.figure("broken payloads parsed", wanted)
     findings.at_least("of these refused", wanted - taken, wanted / 2)
     findings.exactly("errors of the parser that are not its own", sum(strange.values()), 0)
+    findings.exactly("refused by the parser and read natively all the same", alone, 0)
 
 
 async def _broken(scene: Scene, uncast: Sequence[Ballot]) -> None:

@@ -13,6 +13,7 @@ import proofs
 from helper.api.app import make_app
 from helper.api.wallet import WalletView
 from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
+from helper.checking import Checker
 from helper.intake import Intake
 from helper.wire import parse_share
 from tests.unit.api.wallet_parts import SHARES, is_error
@@ -45,9 +46,9 @@ class Recorded:
             store=self.store,
             rounds=self.chain,
             trees=self.chain,
-            checks=proofs,
+            checker=Checker(proofs),
             clock=clock,
-            wake=lambda: None,
+            wake=lambda _due: None,
             paused=lambda: None,
             round_paused=lambda _: None,
         )

@@ -195,8 +195,9 @@ class Line:
         """Enqueue shares and wake the processor, as intake does."""
         for position in positions:
             share = make_share(position, submit_at)
-            await self.store.enqueue(share, nullifier_of(share.primary_blind), now=self.clock.now())
-        self.processor.wake()
+            now = self.clock.now()
+            await self.store.enqueue(share, nullifier_of(share.primary_blind), now=now)
+            self.processor.wake_by(max(submit_at, now))
 
     async def claim(self) -> QueuedShare:
         """Take up the one share that is due."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.share import Share, ShareKey, ShareState
 from helper.store.base import Enqueued
-from proofs import ShareCheck
+from proofs import ReadShare, ShareCheck
 
 _LINES = (Path(__file__).parents[1] / "recorded" / "round" / "shares.jsonl").read_bytes().splitlines()
 PAYLOADS: list[dict[str, Any]] = [json.loads(line) for line in _LINES]
@@ -133,7 +133,7 @@ class FakeStore:
         self.asked.append("enqueue")
         if self.error is not None:
             raise self.error
-        if share.key in self.known:
+        if share.key in self.known or (share.round_id, nullifier) in self.spent:
             return Enqueued.DUPLICATE
         self.known.add(share.key)
         self.kept.append(share)
@@ -144,10 +144,13 @@ class FakeStore:
 
 
 class FakeChecks:
-    """Finds every share right, or raises what it was told to."""
+    """Finds every share right, or raises what it was told to; reads none in a batch."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
+        return [None] * len(bodies)
 
     def check_share(self, **_fields: Any) -> ShareCheck:
         if self.error is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from helper import intake as intake_module
 from helper.chain.models import RoundStatus
+from helper.checking import Checker
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.intake import Intake
 from helper.share import Share
@@ -44,20 +45,22 @@ class House:
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.woken = 0
+        self.due = 0.0
         self.pause: str | None = None
         self.intake = Intake(
             store=self.store,
             rounds=self.chain,
             trees=self.chain,
-            checks=self.checks,
+            checker=Checker(self.checks),
             clock=self.clock,
             wake=self.wake,
             paused=lambda: self.pause,
             round_paused=self.chain.frozen,
         )
 
-    def wake(self) -> None:
+    def wake(self, due: float) -> None:
         self.woken += 1
+        self.due = due
 
     async def refused(self, share: Share) -> ShareRefused:
         with pytest.raises(ShareRefused) as caught:
@@ -98,8 +101,8 @@ async def test_a_share_that_passes_is_kept_and_wakes_the_processor(house: House)
     share = make_share()
     assert await house.intake.accept(share) is Enqueued.QUEUED
     assert house.store.kept == [share]
-    assert house.woken == 1
-    assert house.store.asked == ["known", "spent", "enqueue"]
+    assert (house.woken, house.due) == (1, max(share.submit_at, house.clock.time))
+    assert house.store.asked == ["enqueue"], "the store itself tells what is known or spent"
     assert house.chain.waits == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from helper.checking import Checker
 from helper.errors import ShareRefused
 from helper.intake import Intake
 from helper.rounds import RoundBook
@@ -39,9 +40,9 @@ class House(Setting):
             store=self.shares,
             rounds=self.rounds,
             trees=self.trees,
-            checks=FakeChecks(),
+            checker=Checker(FakeChecks()),
             clock=self.clock,
-            wake=lambda: None,
+            wake=lambda _due: None,
             paused=lambda: self.pause,
             round_paused=lambda _: None,
         )

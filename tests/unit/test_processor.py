@@ -46,6 +46,7 @@ async def test_our_clock_alone_makes_nothing_due_more_than_two_minutes_ahead_of_
         for position, ahead in ((1, 100), (2, 120), (3, 121), (4, 1800)):
             await line.put(position, submit_at=START + ahead)
         line.clock.jump(3600)
+        await line.settle()
         await until_length(line.nodes.posts, 2)
         await line.settle()
         assert sorted(line.prover.positions) == [1, 2], "nothing later than the chain's newest block and 120 s"
@@ -239,6 +240,24 @@ async def test_a_leaf_under_no_verified_root_is_looked_at_now_and_then_and_costs
         await line.settle()
         assert await line.turns_at_rest() == 0, "not over and over"
         assert line.row(5000, "attempts, due_ms") == (0, (START + 2) * 1000)
+
+
+@pytest.mark.rule("R8")
+async def test_a_new_share_wakes_the_processor_only_if_it_is_due_before_the_next_turn(line: Line) -> None:
+    async with line.running():
+        await line.put(1, submit_at=START + 20)
+        await line.settle()
+        turns = line.turns
+        await line.put(2, 3, submit_at=START + 25)
+        assert await line.turns_at_rest() == 0
+        await line.put(4, submit_at=START + 10)
+        await until(lambda: line.turns > turns)
+        await line.settle()
+        line.clock.advance(10)
+        await until(lambda: line.prover.begun == [(4, START + 10.0)])
+        line.clock.advance(15)
+        await until_length(line.prover.begun, 4)
+        assert sorted(line.prover.positions) == [1, 2, 3, 4]
 
 
 @pytest.mark.rule("R8")

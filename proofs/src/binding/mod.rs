@@ -9,6 +9,7 @@ use crate::guard::{guard, install_hook};
 
 mod elgamal;
 mod hashing;
+mod payload;
 mod proving;
 mod tree;
 
@@ -71,6 +72,8 @@ mod _native {
         check_encoding, check_point, check_share, poseidon, random_field, share_commitment,
         share_nullifier, shares_hash, vote_commitment,
     };
+    #[pymodule_export]
+    use super::payload::read_shares;
     #[pymodule_export]
     use super::proving::{circuits, fingerprint, prove, verify, warm};
     #[pymodule_export]

@@ -8,6 +8,7 @@ import httpx
 
 from helper.api.app import make_app
 from helper.api.wallet import WalletView
+from helper.checking import Checker
 from helper.intake import Intake
 from tests.unit.intake_parts import FakeChain, FakeChecks, FakeClock, FakeStore
 
@@ -30,9 +31,9 @@ class Wallets:
             store=self.store,
             rounds=self.chain,
             trees=self.chain,
-            checks=self.checks,
+            checker=Checker(self.checks),
             clock=self.clock,
-            wake=lambda: None,
+            wake=lambda _due: None,
             paused=lambda: self.pause,
             round_paused=lambda _: None,
         )

@@ -1,0 +1,134 @@
+"""How many shares a second are taken in: `python -m bench.accept [--connections 64] [--quick]`.
+
+Each run is the real service with a chain of its own, all four checks and an fsync for every answer, against a bare
+Starlette route that parses the same bodies (`bench.bare`), one after the other. The load generator is wrk, on the same
+cores; it posts 8 shares of each vote, as a helper sees them. JSON on standard output, medians with all runs beside
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from devnet import ballot
+from devnet.ballot import Ballot
+from devnet.wallet import Wallet
+from tests.support.devnet import Chain
+from tests.support.harness import running, soon
+
+SCRIPT = Path(__file__).with_name("post.lua")
+OF_EACH_VOTE = 8
+VOTES_AT_ONCE = 8
+"""Votes whose shares come mixed."""
+ROUND_SECONDS = 7200
+
+
+def _seal(round_id: bytes, ea_pk: bytes, seed: int) -> list[Ballot]:
+    """Some votes (in a process of its own)."""
+    dice = random.Random(seed)
+    make = partial(ballot.seal, round_id=round_id, ea_pk=ea_pk, weight=100, dice=dice)
+    return [make(proposal_id=1 + number % 3, vote_decision=number % 2) for number in range(VOTES_AT_ONCE)]
+
+
+async def voted(chain: Chain, round_id: bytes, votes: int) -> list[tuple[Ballot, int]]:
+    """So many votes on the chain, with the positions of their commitments."""
+    key = (await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["ea_pk"]
+    seal = partial(_seal, round_id, base64.b64decode(key))
+    loop = asyncio.get_running_loop()
+    with ProcessPoolExecutor(mp_context=get_context("forkserver")) as pool:
+        parts = await asyncio.gather(
+            *(loop.run_in_executor(pool, seal, seed) for seed in range(votes // VOTES_AT_ONCE))
+        )
+    sealed = [vote for part in parts for vote in part]
+    async with Wallet(chain.url, []) as wallet:
+        places = [await asyncio.gather(*map(wallet.cast, sealed[at : at + 64])) for at in range(0, len(sealed), 64)]
+    return list(zip(sealed, (place for some in places for place in some), strict=True))
+
+
+def bodies(votes: Sequence[tuple[Ballot, int]]) -> list[str]:
+    """The shares as they come: those of a few votes in turns."""
+    due = soon(ROUND_SECONDS / 2)
+    return [
+        json.dumps(ballot.post_body(vote, vote.shares[2 * number], position, due))
+        for at in range(0, len(votes), VOTES_AT_ONCE)
+        for number in range(OF_EACH_VOTE)
+        for vote, position in votes[at : at + VOTES_AT_ONCE]
+    ]
+
+
+async def load(url: str, posted: Path, connections: int, seconds: int) -> dict[str, float]:
+    """What wrk tells.
+
+    Raises:
+        SystemExit: it told of an answer that is not `queued`.
+    """
+    flags = ("-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), f"{url}/shielded-vote/v1/shares")
+    wrk = await asyncio.create_subprocess_exec("wrk", *flags, "--", str(posted), stdout=asyncio.subprocess.PIPE)
+    out, _ = await wrk.communicate()
+    told: dict[str, float] = json.loads(out.splitlines()[-1])
+    if told["others"] or told["errors"] or not told["queued"]:
+        raise SystemExit(f"not every share was taken: {told}")
+    return {"per_second": told["queued"] / told["seconds"], "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"]}
+
+
+@contextlib.asynccontextmanager
+async def bare() -> AsyncIterator[str]:
+    """The yardstick; its base URL."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.bare", stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def measure(votes: int, connections: int, seconds: int) -> dict[str, float]:
+    """One run of both."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+        async with running(folder, "--block-seconds", "1", **settings) as (chain, helper):
+            round_id = await chain.open_round(seconds=ROUND_SECONDS)
+            cast = await voted(chain, round_id, votes)
+            posted = folder / "bodies"
+            posted.write_text("\n".join(bodies(cast)) + "\n")
+            await helper.knows_leaf(round_id, max(position for _, position in cast))
+            ours = await load(helper.url, posted, connections, seconds)
+        async with bare() as url:
+            yardstick = await load(url, posted, connections, seconds)
+    return {**ours, "bare_per_second": yardstick["per_second"], "ratio": ours["per_second"] / yardstick["per_second"]}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one run of one second")
+    options = parser.parse_args()
+    if shutil.which("wrk") is None:
+        raise SystemExit("the load generator wrk is missing: install Debian's package of this name")
+    votes, seconds, runs = (800, 1, 1) if options.quick else (2000, 2, options.runs)
+    found = [asyncio.run(measure(votes, options.connections, seconds)) for _ in range(runs)]
+    figures = {name: round(median(run[name] for run in found), 3) for name in found[0]}
+    print(json.dumps({"name": "accept", "connections": options.connections, "median": figures, "runs": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+//! A posted share, from JSON to its ids in one go: the way of every share that is as it should be.
+//!
+//! What is unusual or wrong in any way is not judged here: the answer is `None`, and the caller's own reader, which
+//! knows every rule and names the field that breaks one, decides. So whatever is read here must be read alike there:
+//! there is no escape in any text, no unknown name but those that wallets are known to send, no number but a plain
+//! integer, no name twice.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use base64::{engine::general_purpose::STANDARD, Engine};
+use ff::PrimeField;
+use serde::Deserialize;
+
+use crate::fields::{base, base_array, point, Encoded};
+use crate::hashes::{Share, SHARES};
+
+/// The bounds of what wallets send; see `helper.wire`.
+const MAX_PROPOSAL: u64 = 50;
+const MAX_DECISION: u64 = 7;
+const MAX_POSITION: u64 = (1 << 24) - 1;
+const MAX_TIME: u64 = i64::MAX as u64;
+/// Lists of commitments whose hash was found right: as many votes whose shares may come in turns.
+const REMEMBERED: usize = 1 << 14;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ciphertext<'a> {
+    c1: &'a str,
+    c2: &'a str,
+    share_index: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body<'a> {
+    #[serde(borrow)]
+    enc_share: Ciphertext<'a>,
+    vote_round_id: &'a str,
+    proposal_id: u64,
+    vote_decision: u64,
+    tree_position: u64,
+    submit_at: Option<u64>,
+    shares_hash: &'a str,
+    share_comms: [&'a str; SHARES],
+    primary_blind: &'a str,
+    /// Sent by some wallets, and of no meaning.
+    #[serde(rename = "all_enc_shares")]
+    _all: Option<Vec<Ciphertext<'a>>>,
+    /// Sent by others.
+    #[serde(rename = "share_index")]
+    _index: Option<u64>,
+}
+
+/// A share whose encodings and hashes are right, as bytes, and what follows from it.
+pub struct Payload {
+    /// The voting round.
+    pub round_id: Encoded,
+    /// Which of the vote's shares it is.
+    pub share_index: u64,
+    /// The proposal voted on.
+    pub proposal_id: u64,
+    /// The option voted for.
+    pub vote_decision: u64,
+    /// The vote commitment's place in the tree.
+    pub tree_position: u64,
+    /// The unix second of its reveal, 0 for at once.
+    pub submit_at: u64,
+    /// Hash of the commitments.
+    pub shares_hash: Encoded,
+    /// The commitments, one behind the other.
+    pub share_comms: [u8; SHARES * 32],
+    /// Blind of this share's commitment.
+    pub primary_blind: Encoded,
+    /// First half of the ciphertext.
+    pub c1: Encoded,
+    /// Second half of the ciphertext.
+    pub c2: Encoded,
+    /// The leaf that must stand at the position.
+    pub vote_commitment: Encoded,
+    /// The share's nullifier.
+    pub nullifier: Encoded,
+}
+
+/// Reads and checks a body; `None` when it is not plainly right.
+pub fn read(body: &[u8]) -> Option<Payload> {
+    let lists = body.iter().filter(|&&byte| byte == b'[').count();
+    if body.contains(&b'\\') {
+        return None;
+    }
+    let body: Body = serde_json::from_slice(body).ok()?;
+    // serde takes a list of values for an object too
+    if lists != 1 + usize::from(body._all.is_some()) {
+        return None;
+    }
+    let sealed = &body.enc_share;
+    let share_index = sealed.share_index.unwrap_or(0);
+    let in_range = share_index < SHARES as u64
+        && (1..=MAX_PROPOSAL).contains(&body.proposal_id)
+        && body.vote_decision <= MAX_DECISION
+        && body.tree_position <= MAX_POSITION
+        && body.submit_at.unwrap_or(0) <= MAX_TIME;
+    if !in_range {
+        return None;
+    }
+    let mut round_id = [0; 32];
+    hex::decode_to_slice(body.vote_round_id, &mut round_id).ok()?;
+    let mut share_comms = [0; SHARES * 32];
+    for (place, text) in share_comms.chunks_exact_mut(32).zip(body.share_comms) {
+        place.copy_from_slice(&from_base64(text)?);
+    }
+    let mut payload = Payload {
+        round_id,
+        share_index,
+        proposal_id: body.proposal_id,
+        vote_decision: body.vote_decision,
+        tree_position: body.tree_position,
+        submit_at: body.submit_at.unwrap_or(0),
+        shares_hash: from_base64(body.shares_hash)?,
+        share_comms,
+        primary_blind: from_base64(body.primary_blind)?,
+        c1: from_base64(sealed.c1)?,
+        c2: from_base64(sealed.c2)?,
+        vote_commitment: [0; 32],
+        nullifier: [0; 32],
+    };
+    fill_in_ids(&mut payload)?;
+    Some(payload)
+}
+
+/// Checks encodings and hashes.
+fn fill_in_ids(payload: &mut Payload) -> Option<()> {
+    let share = Share {
+        round_id: base("", &payload.round_id).ok()?,
+        shares_hash: base("", &payload.shares_hash).ok()?,
+        share_comms: base_array("", &payload.share_comms).ok()?,
+        share_index: payload.share_index,
+        proposal_id: payload.proposal_id,
+        vote_decision: payload.vote_decision,
+        primary_blind: base("", &payload.primary_blind).ok()?,
+        c1: point("", &payload.c1).ok()?,
+        c2: point("", &payload.c2).ok()?,
+    };
+    share.check_share_comm().ok()?;
+    let known = digest(&payload.shares_hash, &payload.share_comms);
+    if !is_remembered(&known) {
+        share.check_shares_hash().ok()?;
+        remember(known);
+    }
+    let ids = share.ids();
+    payload.vote_commitment = ids.vote_commitment.to_repr();
+    payload.nullifier = ids.nullifier.to_repr();
+    Some(())
+}
+
+/// 32 bytes from standard base64 with its padding, in its one spelling.
+fn from_base64(text: &str) -> Option<Encoded> {
+    // the decoder wants room for whole groups of four characters
+    let mut room = [0; 33];
+    let length = STANDARD.decode_slice(text, &mut room).ok()?;
+    let (bytes, _) = room.split_first_chunk()?;
+    (length == 32).then_some(*bytes)
+}
+
+/// All shares of a vote have the same commitments, whose hash is two thirds of the work: that it was right is
+/// remembered, by a digest only.
+static HASHED: Mutex<Option<Remembered>> = Mutex::new(None);
+
+type Digest = [u8; 16];
+
+/// Two generations: when the younger is full it becomes the older, and what was the older is forgotten.
+#[derive(Default)]
+struct Remembered {
+    young: HashSet<Digest>,
+    old: HashSet<Digest>,
+}
+
+fn digest(shares_hash: &Encoded, share_comms: &[u8]) -> Digest {
+    let hash = blake2b_simd::Params::new()
+        .hash_length(16)
+        .to_state()
+        .update(shares_hash)
+        .update(share_comms)
+        .finalize();
+    let mut digest = [0; 16];
+    digest.copy_from_slice(hash.as_bytes());
+    digest
+}
+
+fn is_remembered(known: &Digest) -> bool {
+    let memory = HASHED.lock().unwrap_or_else(PoisonError::into_inner);
+    memory
+        .as_ref()
+        .is_some_and(|memory| memory.young.contains(known) || memory.old.contains(known))
+}
+
+fn remember(known: Digest) {
+    let mut memory = HASHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = memory.get_or_insert_with(Remembered::default);
+    if memory.young.len() >= REMEMBERED / 2 {
+        memory.old = std::mem::take(&mut memory.young);
+    }
+    memory.young.insert(known);
+}
