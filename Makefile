@@ -8,8 +8,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-# What the campaigns use beside the environment: command=package.
+# What tests and campaigns use beside the environment: command=package.
 SYSTEM := strace=strace faketime=faketime
+# And for the examples in deploy/. Where a service manager runs, installing a proxy would start it: there they are used
+# only if they are there already.
+DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd)
 # Tests that need the machine for themselves: real proofs against the clock, promises about time, and a browser.
 ALONE := tests/integration/test_demo.py tests/campaign tests/browser
 # The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
@@ -33,7 +36,7 @@ demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with 
 	@$(BIN)/svote-helper demo $(ARGS)
 
 test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
-	@sh scripts/system_packages.sh $(SYSTEM) $(if $(WITH_BROWSER),chromium=chromium)
+	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(ALONE)
@@ -68,8 +71,9 @@ bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
 	cd ui && npm run --silent check && npm run --silent test && npm run --silent build
 
-wheel: $(VENV)/.deps ## a wheel in dist/
+wheel: $(VENV)/.deps ## a wheel in dist/, and beside it what it stands on, with hashes
 	$(BIN)/maturin build --release --locked --out dist
+	cp requirements/base.txt dist/requirements.txt
 
 docs: $(VENV)/.native ## regenerate the documents that are made from the code
 	$(BIN)/python -m scripts.conformance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from pathlib import Path
@@ -11,9 +12,10 @@ import typer
 
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.settings import ConfigOption, JsonOption, read_settings
-from helper.config import Loaded, Problem, SettingsError, load
+from helper.config import Config, Loaded, Problem, SettingsError, load
 from helper.config.example import example
 from helper.config.text import SECTIONS, shown, to_toml
+from helper.doctor.finding import Finding, as_json, healthy
 
 app = typer.Typer(help="The settings.")
 
@@ -89,23 +91,54 @@ def show(
 def validate(
     file: Annotated[Path | None, typer.Argument(help="The file to check.", show_default=False)] = None,
     config: ConfigOption = None,
+    online: Annotated[bool, typer.Option("--online", help="Ask the nodes that it names, too.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check the settings and tell every problem at once; exit code 1 if there is any."""
+    """Check the settings and tell every problem at once.
+
+    Exit code 1 if there is any. With --online: 6 where no node is of use, 3 where something wants a look.
+    """
     problems: tuple[Problem, ...] = ()
-    path = None
+    findings: list[Finding] = []
+    path, code = None, Exit.OK
     try:
-        path = read_settings(file or config).path
+        loaded = read_settings(file or config)
     except SettingsError as error:
-        problems = error.problems
+        problems, code = error.problems, Exit.FAILURE
+    else:
+        path = loaded.path
+        if online:
+            findings, code = asyncio.run(_ask_nodes(loaded.config))
     for problem in problems:
         say(str(problem))
+    for finding in findings:
+        say(f"{finding.level.value.ljust(5)} {finding.subject}: {finding.message}")
+        if finding.advice:
+            say(f"      -> {finding.advice}")
     if json:
-        emit_json({"ok": not problems, "problems": [_problem_json(problem) for problem in problems]})
+        told: dict[str, Any] = {"ok": code is Exit.OK, "problems": [_problem_json(problem) for problem in problems]}
+        emit_json({**told, **({"online": [as_json(finding) for finding in findings]} if online else {})})
     elif not problems:
         say(f"{path or 'the defaults'}: ok")
-    if problems:
-        raise typer.Exit(Exit.FAILURE)
+    if code is not Exit.OK:
+        raise typer.Exit(code)
+
+
+async def _ask_nodes(config: Config) -> tuple[list[Finding], Exit]:
+    """What the nodes say of themselves, and what a command ends with that has heard it."""
+    # loaded here, so that the other commands need no HTTP
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.doctor import chain  # noqa: PLC0415
+
+    clock, limits = SystemClock(), config.chain
+    looks = await chain.look_at_all(config.chain_nodes, clock)
+    now = clock.now()
+    expected = chain.Expected(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
+    judged = chain.judge_nodes(looks, expected)
+    findings = [*judged.findings, chain.judge_clock(judged.same_chain, now, limit=limits.clock_skew_seconds)]
+    if not judged.good:
+        return findings, Exit.UNREACHABLE
+    return findings, Exit.OK if healthy(findings) else Exit.DEGRADED
 
 
 def _values(loaded: Loaded) -> dict[str, dict[str, Any]]:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import sys
 import textwrap
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import Exit, colours, emit_json, one_line, say, width
-from helper.doctor.finding import Finding, Level, healthy
+from helper.doctor.finding import Finding, Level, as_json, healthy
 
 app = typer.Typer()
 
@@ -44,7 +44,7 @@ def doctor(
                 "ok": healthy(report.findings),
                 "counts": counts,
                 "seconds": round(report.seconds, 2),
-                "findings": [_as_json(finding) for finding in report.findings],
+                "findings": [as_json(finding) for finding in report.findings],
             }
         )
     else:
@@ -57,16 +57,6 @@ def doctor(
         sys.stderr.flush()
         os._exit(code)
     raise typer.Exit(code)
-
-
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "subject": finding.subject,
-        "level": finding.level.value,
-        "message": finding.message,
-        "advice": finding.advice,
-        "facts": dict(finding.facts),
-    }
 
 
 def _show(findings: tuple[Finding, ...]) -> None:

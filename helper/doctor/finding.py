@@ -55,3 +55,14 @@ def fail(subject: str, message: str, advice: str, **facts: Any) -> Finding:
 def healthy(findings: Iterable[Finding]) -> bool:
     """Whether every one is ok."""
     return all(finding.level is Level.OK for finding in findings)
+
+
+def as_json(finding: Finding) -> dict[str, Any]:
+    """One as plain JSON values."""
+    return {
+        "subject": finding.subject,
+        "level": finding.level.value,
+        "message": finding.message,
+        "advice": finding.advice,
+        "facts": dict(finding.facts),
+    }

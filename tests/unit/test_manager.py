@@ -191,7 +191,7 @@ def handed_over(port: int) -> dict[str, tuple[str, ...]]:
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='any');"
         "os.execv(sys.argv[2], sys.argv[2:])"
     )
-    ways = {"by hand": (sys.executable, "-c", script, str(port))}
+    ways: dict[str, tuple[str, ...]] = {"by hand": (sys.executable, "-c", script, str(port))}
     if activate := shutil.which("systemd-socket-activate"):
         ways["systemd"] = (activate, "-l", f"127.0.0.1:{port}", "--fdname=wallets")
     return ways

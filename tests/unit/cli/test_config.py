@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from helper.config import Config, load
 from helper.config.example import example
+from helper.doctor.chain import Look
 from tests.unit.cli.test_main import run
 
 
@@ -143,3 +145,51 @@ def test_validate_of_right_settings_is_ok(capsys: pytest.CaptureFixture[str]) ->
 def test_validate_of_no_file_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "validate", "nothing.toml") == 1
     assert "nothing.toml: cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+class Looked:
+    """Nodes that tell what a test has them tell."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: str | None) -> None:
+        now = time.time()
+        looks = [
+            Look(name, problem=problem, chain_id="" if problem else "one", height=7, block_time=now, version="v1.3.0")
+            for name, problem in nodes.items()
+        ]
+
+        async def look_at_all(_nodes: object, _clock: object) -> list[Look]:
+            return looks
+
+        monkeypatch.setattr("helper.doctor.chain.look_at_all", look_at_all)
+
+
+def test_validate_online_tells_of_every_node(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Looked(monkeypatch, a=None)
+    assert run("config", "validate", "--online") == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("ok    node a: chain one, height 7")
+    assert told[-1] == "the defaults: ok"
+
+    Looked(monkeypatch, a=None, b="unreachable")
+    assert run("config", "validate", "--online", "--json") == 3
+    answer = last_json(capsys)
+    assert answer["ok"] is False
+    assert answer["problems"] == []
+    assert [(line["subject"], line["level"]) for line in answer["online"]] == [
+        ("node a", "ok"),
+        ("node b", "warn"),
+        ("chain", "ok"),
+        ("clock", "ok"),
+    ]
+
+    Looked(monkeypatch, a="unreachable")
+    assert run("config", "validate", "--online") == 6
+    assert "-> See whether the node runs" in capsys.readouterr().err
+
+
+def test_validate_online_asks_nobody_by_settings_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.toml").write_text("[helper]\nprot = 1\n")
+    assert run("config", "validate", "bad.toml", "--online", "--json") == 1
+    assert last_json(capsys)["online"] == []

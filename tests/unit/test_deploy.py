@@ -1,0 +1,123 @@
+"""The files in deploy/: what systemd says to the unit, and that names in them are those of the code.
+
+The container files are only read here: there is no container engine to build them with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helper.cli.main import COMMANDS
+from helper.config import Config, load
+from helper.config.files import CREDENTIALS, ENV_FILE
+from helper.manager import WALLETS
+from helper.server import STOP_GRACE
+
+ROOT = Path(__file__).parents[2]
+SYSTEMD = ROOT / "deploy" / "systemd"
+CONTAINER = ROOT / "deploy" / "container"
+ANALYZE = [found for found in (shutil.which("systemd-analyze"),) if found]
+MOST_EXPOSED = 1.5
+
+
+def settings_of(name: str) -> dict[str, str]:
+    """Every key of a unit file; of one that stands there more than once, the last."""
+    lines = (SYSTEMD / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("tool", ANALYZE)
+def test_systemd_takes_the_units_and_finds_little_exposed(tool: str, tmp_path: Path) -> None:
+    for name in ("svote-helper.service", "svote-helper.socket"):
+        text = (SYSTEMD / name).read_text().replace("/opt/svote-helper/bin/", f"{sys.prefix}/bin/")
+        (tmp_path / name).write_text(text)
+    files = [str(path) for path in tmp_path.iterdir()]
+    verified = subprocess.run([tool, "verify", *files], capture_output=True, text=True, check=False)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    service = str(tmp_path / "svote-helper.service")
+    judged = subprocess.run([tool, "security", "--offline=true", service], capture_output=True, text=True, check=False)
+    (level,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", judged.stdout)
+    assert float(level) <= MOST_EXPOSED
+
+
+def test_the_unit_fits_the_service() -> None:
+    service = settings_of("svote-helper.service")
+    assert service["Type"] == "notify"
+    assert int(service["WatchdogSec"]) >= 10
+    assert int(service["TimeoutStopSec"]) > 2 * STOP_GRACE
+    assert (service["LimitCORE"], service["MemorySwapMax"], service["UMask"]) == ("0", "0", "0077")
+    assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
+    assert service["Environment"] == f"{ENV_FILE}=%d/helper.toml"
+    command = service["ExecStart"].split()
+    assert command == ["/opt/svote-helper/bin/svote-helper", "serve"]
+    offered = re.findall(r"LoadCredential=([a-z-]+):", (SYSTEMD / "svote-helper.service").read_text())
+    assert set(offered) == set(CREDENTIALS.values())
+    assert f"u {service['User']} " in (SYSTEMD / "svote-helper.sysusers").read_text()
+
+
+def test_the_socket_unit_opens_what_the_service_takes() -> None:
+    socket = settings_of("svote-helper.socket")
+    assert socket["FileDescriptorName"] == WALLETS
+    assert socket["ListenStream"] == f"{Config().helper.host}:{Config().helper.port}"
+
+
+def test_the_container_is_nobodys_and_healthy_by_its_own_word() -> None:
+    text = re.sub(r"\\\n", " ", (CONTAINER / "Containerfile").read_text())
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    told: dict[str, list[str]] = {}
+    for word, rest in lines:
+        told.setdefault(word, []).append(rest)
+    known = [
+        "FROM",
+        "RUN",
+        "WORKDIR",
+        "COPY",
+        "ENV",
+        "USER",
+        "VOLUME",
+        "EXPOSE",
+        "STOPSIGNAL",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+        "CMD",
+    ]
+    assert set(told) == set(known)
+    assert told["USER"] == ["10001:10001"]
+    assert [json.loads(rest) for rest in told["ENTRYPOINT"] + told["CMD"]] == [["svote-helper"], ["serve"]]
+    check = json.loads(told["HEALTHCHECK"][0].partition("CMD ")[2])
+    assert check == ["svote-helper", "healthcheck"]
+    assert {"serve", "healthcheck", "devnet"} <= set(COMMANDS)
+    (environment,) = told["ENV"]
+    settings = dict(pair.split("=", 1) for pair in environment.split() if pair.startswith("SVOTE_HELPER_"))
+    assert load(None, settings).helper.db_path == "/var/lib/svote-helper/queue.db"
+
+
+def test_compose_gives_it_nothing_to_write_but_its_volume() -> None:
+    compose: dict[str, Any] = yaml.safe_load((CONTAINER / "compose.yaml").read_text())
+    helper, chain = compose["services"]["helper"], compose["services"]["chain"]
+    for service in (helper, chain):
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+    assert helper["volumes"] == ["data:/var/lib/svote-helper"]
+    assert set(compose["volumes"]) == {"data"}
+    assert helper["mem_limit"] == helper["memswap_limit"]
+    assert helper["ulimits"]["core"] == 0
+    assert int(helper["stop_grace_period"].removesuffix("s")) > 2 * STOP_GRACE
+    assert chain["profiles"] == ["devnet"]
+    assert (ROOT / "deploy" / "container" / helper["build"]["context"]).resolve() == ROOT
+    assert (ROOT / helper["build"]["dockerfile"]).is_file()
+    secret = helper["environment"].pop("SVOTE_HELPER_OPERATOR_TOKEN_FILE")
+    assert secret.removeprefix("/run/secrets/") in compose["secrets"]
+    settings = {name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value) for name, value in helper["environment"].items()}
+    config = load(None, settings)
+    assert config.chain_nodes == (("http://chain:11317", "http://chain:36657"),)
+    assert config.gateway.enable
