@@ -140,7 +140,9 @@ async def _jump(scene: Scene, name: str, seconds: int, votes: list[tuple[Ballot,
     findings, helper, dice = scene.findings, scene.helper, scene.setting.dice(name)
     half, begin = len(votes) // 2, int(time.time())
     await scene.crowd.post(votes[:half], lambda: int(begin + dice.uniform(0, 2 + 1.5 * length)))
-    posting = asyncio.create_task(scene.crowd.post(votes[half:], lambda: 0, posters=2, pause=length / 8))
+    # as long as the jump, and 2 s more
+    pause = 2 * (length + 2) / (16 * len(votes[half:]))
+    posting = asyncio.create_task(scene.crowd.post(votes[half:], lambda: 0, posters=2, pause=pause))
     await asyncio.sleep(1)
     scene.wrong.set(seconds)
     jumped = time.time()
