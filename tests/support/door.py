@@ -81,18 +81,21 @@ class Door:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             there, back = await asyncio.open_connection(*self._behind)
+            pumps = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]
             try:
-                await asyncio.gather(_pump(reader, back), _pump(there, writer))
+                # a side that breaks off, and does not only end, breaks off the other
+                await asyncio.gather(*pumps)
             finally:
+                for pump in pumps:
+                    pump.cancel()
                 back.transport.abort()
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while piece := await source.read(CHUNK):
-            target.write(piece)
-            await target.drain()
-        target.write_eof()
+    while piece := await source.read(CHUNK):
+        target.write(piece)
+        await target.drain()
+    target.write_eof()
 
 
 def _bound(port: int) -> socket.socket:
