@@ -148,6 +148,7 @@ class Service:
             gate=self.vitals.gate,
             slots=self.prover.workers,
             clock=self.clock,
+            stats=self.stats,
         )
         self.intake = Intake(
             store=self.store,
@@ -166,6 +167,7 @@ class Service:
             trees=self.trees,
             ready=lambda: self.vitals.ready,
             paused=self.vitals.intake_paused,
+            count=self.stats.count,
         )
 
     def stop(self) -> None:
@@ -193,7 +195,14 @@ class Service:
         for failure in harden_process():
             log.warning("not hardened", reason=failure)
         doors = Doors(self.config, endpoints=self.endpoints, clock=self.clock)
-        doors.join_queue(self.wallet_view, self.store, self.rounds, facts=self._facts, checks=self.vitals.checks)
+        doors.join_queue(
+            self.wallet_view,
+            self.store,
+            self.rounds,
+            facts=self._facts,
+            checks=self.vitals.checks,
+            stats=self.stats,
+        )
         async with self.opened(), doors.open(started, listener) as servers:
             await self.work(servers, doors.parts)
 
@@ -279,7 +288,7 @@ class Service:
         self.stats.count("confirmed", len(share_ids))
         for share_id in share_ids:
             self.circuits.forget(share_id)
-            self.broadcaster.forget(share_id)
+            self.broadcaster.confirmed(share_id)
 
     async def _reconcile(self) -> None:
         """After every block, see to the reveals that are not confirmed."""

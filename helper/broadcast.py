@@ -80,17 +80,22 @@ class Broadcaster:
         self._began = clock.monotonic()
         self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
         self._had: dict[int, dict[str, float]] = {}  # when each endpoint was last sent it, monotonic, by share
+        self._first: dict[int, float] = {}  # when it was first sent since the start, monotonic, by share
         self._changed: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
         """Call back whenever a share went back to the queue, now or for later."""
         self._changed.append(changed)
 
-    def forget(self, share_id: int) -> None:
-        """This share is done with."""
+    def confirmed(self, share_id: int) -> None:
+        """This share was counted, by whoever's reveal."""
+        first = self._first.get(share_id)
+        if first is not None:
+            self._stats.confirmation.add(self._clock.monotonic() - first)
         self._refused_by.pop(share_id, None)
         self._ended.pop(share_id, None)
         self._had.pop(share_id, None)
+        self._first.pop(share_id, None)
 
     async def send(self, share_id: int) -> None:
         """Send one share's prepared message now; nothing happens when it was counted meanwhile."""
@@ -206,6 +211,9 @@ class Broadcaster:
 
     def _note_broadcast(self, reveal: SentReveal) -> None:
         self._stats.count("broadcast")
+        self._first.setdefault(reveal.share_id, self._clock.monotonic())
+        if len(self._first) > ENDED_KEPT:
+            del self._first[next(iter(self._first))]
         if reveal.first_try:
             self._stats.lateness_broadcast.add(self._clock.now() - reveal.due_ms / 1000)
 
@@ -252,6 +260,7 @@ class Broadcaster:
 
     async def _put_back(self, reveal: SentReveal, note: str) -> None:
         await self._store.put_back(reveal.share_id, stage="broadcast", note=note)
+        self._stats.count("retry_broadcast")
         self._tell_changed()
 
     def _tell_changed(self) -> None:

@@ -1,5 +1,5 @@
 """Everything that listens, and what stands behind it beside the queue: the wallets' port with the admin API, the
-operators' events, the chain's own routes and the page on it, and the control socket.
+operators' events, the chain's own routes and the page on it; the control socket; the figures.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -31,19 +32,19 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.rounds import RoundBook
 from helper.server import Server, base_url, bind_tcp, make_server, unix_listener
-from helper.store.base import Outlook, Queue
+from helper.store.base import Queue
 from helper.telemetry.checks import Check
 from helper.telemetry.feed import Feed
-from helper.telemetry.overview import overview
+from helper.telemetry.reading import Facts, Figures, ObservedStore, Reading
+from helper.telemetry.stats import Stats
 
-FAILURES_SHOWN = 20
+log = structlog.get_logger("helper.doors")
+
 BUILT_PAGE = Path(__file__).resolve().parent.parent / "ui_dist"
 """The page that comes along."""
 
-Facts = Callable[[], Mapping[str, Any]]
 
-
-class QueueStore(Queue, Outlook, Protocol):
+class QueueStore(Queue, ObservedStore, Protocol):
     """What operators may look at."""
 
 
@@ -69,14 +70,16 @@ class Doors:
         self._desk = _desk(config, endpoints, clock)
         self._gateway = self._make_gateway(endpoints) if config.gateway.enable else None
         self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else "no node is in step")]
+        self._stats = Stats()
+        self._read: Callable[[], Awaitable[Figures]] = self._refusals_alone
         self._feed: Feed | None = None
         self._wallets: ASGIApp = wrapped(self._more(), self._limits)
         self._operators: ASGIApp | None = None
 
     def join_queue(
-        self, view: WalletView, store: QueueStore, rounds: RoundBook, *, facts: Facts, checks: Checks
+        self, view: WalletView, store: QueueStore, rounds: RoundBook, *, facts: Facts, checks: Checks, stats: Stats
     ) -> None:
-        """Serve the queue too: to wallets, and to operators.
+        """Serve the queue too: to wallets, to operators, and its figures.
 
         Args:
             view: what wallets may ask of.
@@ -84,10 +87,12 @@ class Doors:
             rounds: the rounds known.
             facts: what only the running service knows.
             checks: looks at all that must be well.
+            stats: what the service counts.
         """
         self._checks = checks
-        snapshot = _snapshot(store, rounds, facts, self._clock)
-        self._feed = Feed(snapshot, clock=self._clock, name=secrets.token_hex(4))
+        reading = Reading(store, rounds, facts, refusals=self._limits.refusals, clock=self._clock)
+        self._read, self._stats = reading.figures, stats
+        self._feed = Feed(reading.overview, clock=self._clock, name=secrets.token_hex(4))
         settings = self._config.helper
         self._wallets = make_app(
             view,
@@ -96,7 +101,7 @@ class Doors:
             limits=self._limits,
             more=[events_route(self._feed, self._config.operator.token), *self._more()],
         )
-        more = [*overview_routes(self._feed, snapshot), *health_routes(checks)]
+        more = [*overview_routes(self._feed, reading.overview), *health_routes(checks)]
         self._operators = make_operator_app(store, facts, more=more)
 
     @property
@@ -133,6 +138,8 @@ class Doors:
             if self._operators is not None:
                 control = stack.enter_context(unix_listener(self._config.socket_path))
                 servers.append((make_server(self._operators), control))
+            if self._config.metrics.enable:
+                servers.append((self._metrics_server(), stack.enter_context(self._metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
             started(base_url(wallets))
             try:
@@ -154,6 +161,24 @@ class Doors:
         if self._page is not None:
             routes.append(self._page.route())
         return routes
+
+    def _metrics_server(self) -> Server:
+        # loaded here: who does not want figures need not wait for their library
+        from helper.api.metrics import LIMITS, make_metrics_app  # noqa: PLC0415
+        from helper.telemetry.metrics import Metrics  # noqa: PLC0415
+
+        metrics = Metrics(self._stats, self._read, clock=self._clock)
+        return make_server(make_metrics_app(metrics, self._checks), LIMITS)
+
+    def _metrics_listener(self) -> contextlib.closing[socket.socket]:
+        settings = self._config.metrics
+        listener = bind_tcp(settings.host, settings.port, section="metrics")
+        log.info("figures are served", url=f"{base_url(listener)}/metrics")
+        return contextlib.closing(listener)
+
+    async def _refusals_alone(self) -> Figures:
+        """The figures where there is no queue."""
+        return Figures(now=self._clock.now(), refusals=self._limits.refusals)
 
     def _make_gateway(self, endpoints: Endpoints) -> Gateway:
         passage = Passage(endpoints, timeout=self._config.chain.timeout_seconds, connections=AT_ONCE)
@@ -189,20 +214,3 @@ def _desk(config: Config, endpoints: Endpoints, clock: Clock) -> AdminDesk | Non
         clock=clock,
         trusted=config.trusted_networks,
     )
-
-
-def _snapshot(
-    store: QueueStore, rounds: RoundBook, facts: Facts, clock: Clock
-) -> Callable[[], Awaitable[dict[str, Any]]]:
-    async def snapshot() -> dict[str, Any]:
-        now = clock.now()
-        return overview(
-            now=now,
-            facts=facts(),
-            rounds=rounds.all(),
-            counts=await store.counts(),
-            ahead=await store.due_ahead(now=now),
-            failures=await store.failures(limit=FAILURES_SHOWN),
-        )
-
-    return snapshot

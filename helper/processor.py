@@ -20,6 +20,7 @@ from helper.retention import Retention
 from helper.reveal import Revealer
 from helper.schedule import retry_delay
 from helper.store.base import QueuedShare, Store
+from helper.telemetry.stats import Stats
 
 log = structlog.get_logger("helper.processor")
 
@@ -63,6 +64,7 @@ class Processor:
         gate: Callable[[], Gate],
         slots: int,
         clock: Clock,
+        stats: Stats,
     ) -> None:
         self._store = store
         self._revealer = revealer
@@ -71,6 +73,7 @@ class Processor:
         self._gate = gate
         self._slots = slots
         self._clock = clock
+        self._stats = stats
         self._changed = asyncio.Event()
         self._in_hand = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,6 +165,8 @@ class Processor:
                 return self._clock.now() + LONGEST_SLEEP
             now = min(self._clock.now(), gate.chain_limit)
             claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.rounds)
+            if claimed:
+                self._stats.queue_age.add(max(0.0, self._clock.now() - claimed[0].due_ms / 1000))
             for queued in claimed:
                 self._start(queued)
             if len(claimed) < free:

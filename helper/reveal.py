@@ -122,6 +122,7 @@ class Revealer:
 
     async def _wait_for_tree(self, queued: QueuedShare) -> None:
         """No attempt; a little later than now, or it would be taken up again and again until a block comes."""
+        self._stats.count("retry_tree")
         later = int((self._endpoints.wall() + TREE_WAIT) * 1000)
         note = "no verified root holds this leaf yet"
         await self._store.put_back(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
@@ -135,6 +136,7 @@ class Revealer:
             # Not due in the moment between the crash and its attempt: nobody else may take it up then.
             due_ms = self._attempts.due_ms(queued.attempts + 1, due_ms)
         crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
+        self._stats.count("retry_prover")
         log.warning("prover worker died under a share", crashes=crashes)
         if crashes > FREE_CRASHES:
             await self._spend(queued, reason)

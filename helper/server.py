@@ -61,8 +61,13 @@ def make_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door: D
     )
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
+def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
     """A listening socket (port 0 takes a free one).
+
+    Args:
+        host: its address.
+        port: its port.
+        section: of the settings, that names them.
 
     Raises:
         HelperError: the address cannot be had; says which.
@@ -78,7 +83,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         listener.close()
         raise HelperError(
             f"cannot listen on {host}:{port}: {error.strerror}",
-            advice="Set [helper] host and port to an address of this machine that is free.",
+            advice=f"Set [{section}] host and port to an address of this machine that is free.",
         ) from None
     listener.setblocking(False)
     return listener

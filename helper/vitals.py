@@ -151,8 +151,18 @@ class Vitals:
         )
         return Gate(rounds, head.time + self._tolerance, self._circuits.paused or self._all_rounds_paused())
 
+    def _age_of(self, time: float | None) -> float | None:
+        """Seconds since a block's time by our clock, None where it is not known."""
+        return None if time is None else round(self._clock.now() - time, 3)
+
+    def _tree_lag(self) -> int | None:
+        """Blocks by which our trees are behind the newest block, None before either is known."""
+        head = self._endpoints.head
+        return None if head is None else max(0, head.height - self._trees.synced_height)
+
     def facts(self) -> dict[str, Any]:
         """For operators: health, timings, pauses; nothing of one share."""
+        reasons = self._endpoints.reasons()
         return {
             "ready": self.ready,
             "intake_paused": self.intake_paused(),
@@ -161,10 +171,21 @@ class Vitals:
             "circuit": self._circuits.current,
             "chain_id": self._endpoints.chain_id,
             "clock_skew": self._endpoints.clock_skew,
-            "endpoints": [{"name": name, "reason": reason} for name, reason in self._endpoints.reasons().items()],
+            "block_age": self._age_of(self._endpoints.time_at(EVER)),
+            "tree_lag": self._tree_lag(),
+            "endpoints": [
+                {
+                    "name": endpoint.name,
+                    "reason": reasons.get(endpoint.name),
+                    "height": endpoint.height,
+                    "block_age": self._age_of(endpoint.health.head.time if endpoint.health.head is not None else None),
+                }
+                for endpoint in self._endpoints.all
+            ],
             "provers": {
                 "workers": self._prover.workers,
                 "pids": self._prover.pids,
+                "deaths": dict(self._prover.deaths),
                 "self_test_seconds": self._prover.self_test_seconds,
                 "timeout_seconds": self._prover.timeout,
             },

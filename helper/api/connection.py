@@ -51,6 +51,10 @@ class Door(Protocol):
         """This client's connection was refused before there was a request."""
         ...
 
+    def refused(self, status: int) -> None:
+        """A connection was refused with this status, whoever's it was."""
+        ...
+
 
 class OpenDoor:
     """Nobody is known."""
@@ -60,6 +64,9 @@ class OpenDoor:
         return None
 
     def pay(self, client: bytes) -> None:
+        """Nothing."""
+
+    def refused(self, status: int) -> None:
         """Nothing."""
 
 
@@ -215,6 +222,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self.transport.is_closing():
             return
+        self.door.refused(status.value)
         if self._who is not None and costs(status):
             self.door.pay(self._who)
         if not self._answering():

@@ -7,6 +7,7 @@ body is read, and told when the next token is there. Nothing of this is logged o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 from typing import Final
@@ -80,6 +81,9 @@ class RefusalLimits:
         burst: see `Buckets`.
         per_second: see `Buckets`.
         trusted: the networks of proxies that are believed when they say whom they speak for.
+
+    Attributes:
+        refusals: how often each status from 400 on was answered, to whomever.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class RefusalLimits:
         self._clock = clock
         self._buckets = Buckets(burst, per_second)
         self._trusted = tuple(trusted)
+        self.refusals: Counter[int] = Counter()
 
     def client(self, scope: Scope) -> bytes | None:
         """Who sends a request; None for nobody, who has no limits."""
@@ -101,6 +106,10 @@ class RefusalLimits:
     def pay(self, client: bytes) -> None:
         """A request of this client was refused."""
         self._buckets.pay(client, self._clock.monotonic())
+
+    def refused(self, status: int) -> None:
+        """Something was answered with this status, whether or not it costs anybody anything."""
+        self.refusals[int(status)] += 1
 
     def who(self, peer: str | None) -> bytes | None:
         """Who opens a connection; a trusted proxy opens it for many, and does not pay for any of them."""
@@ -117,16 +126,16 @@ class Limited:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it unread."""
         client = self._limits.client(scope)
-        if client is None:
-            await self._app(scope, receive, send)
-            return
-        if (wait := self._limits.wait(client)) > 0:
+        if client is not None and (wait := self._limits.wait(client)) > 0:
+            self._limits.refused(429)
             await _too_many(ceil(wait))(scope, receive, send)
             return
 
         async def watch(message: Message) -> None:
-            if message["type"] == "http.response.start" and costs(message["status"]) and _SPARED not in scope:
-                self._limits.pay(client)
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                self._limits.refused(message["status"])
+                if client is not None and costs(message["status"]) and _SPARED not in scope:
+                    self._limits.pay(client)
             await send(message)
 
         await self._app(scope, receive, watch)

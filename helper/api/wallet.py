@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from helper import wire
@@ -15,11 +15,22 @@ from helper.api.body import BodyReader
 from helper.api.guard import TOKEN_HEADER, JsonResponse, error_response, token_matches
 from helper.api.openapi import ApiRoute, Handler, Operation
 from helper.chain.models import Round
+from helper.errors import ShareRefused
+from helper.fields import WireError
 from helper.share import ShareState
 from helper.store.base import Enqueued
 
 PREFIX: Final = "/shielded-vote/v1"
 STARTING: Final = "starting"
+_BY_STATUS: Final = {
+    400: "refused",
+    401: "unauthorised",
+    408: "too_slow",
+    409: "refused",
+    413: "too_large",
+    429: "come_again",
+    503: "unavailable",
+}
 
 
 class Taker(Protocol):
@@ -82,6 +93,7 @@ class WalletView:
         trees: their trees.
         ready: whether the service has started in full (keys warm, chain known); until then it answers 503.
         paused: why no share is taken now, or None; the status must not say ok where a share would get 503.
+        count: notes what a POST came to: `post_` and one of `helper.telemetry.series.OUTCOMES`.
     """
 
     intake: Taker
@@ -90,6 +102,7 @@ class WalletView:
     trees: Anchors
     ready: Callable[[], bool]
     paused: Callable[[], str | None] = lambda: None
+    count: Callable[[str], None] = lambda _: None
 
 
 TAKE: Final = Operation(
@@ -115,6 +128,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
     async def take(request: Request) -> Response:
         outcome = await view.intake.take(await bodies.read(request))
+        view.count("post_duplicate" if outcome is Enqueued.DUPLICATE else "post_queued")
         return JsonResponse(wire.taken_answer(known=outcome is Enqueued.DUPLICATE))
 
     async def share_status(request: Request) -> Response:
@@ -138,7 +152,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
     share_path = "/share-status/{round_id}/{nullifier}"
     routes = [
-        ApiRoute(f"{PREFIX}/shares", guarded(take), "POST", TAKE),
+        ApiRoute(f"{PREFIX}/shares", _counted(guarded(take), view.count), "POST", TAKE),
         ApiRoute(f"{PREFIX}{share_path}", guarded(share_status), "GET", SHARE_STATUS),
         ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
     ]
@@ -158,6 +172,29 @@ def with_token(handler: Handler, token: str) -> Handler:
         return await handler(request)
 
     return checked
+
+
+def _counted(handler: Handler, count: Callable[[str], None]) -> Handler:
+    """The handler, with a note of what it refused and why; what it took it notes itself."""
+
+    async def noting(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            count(f"post_{_outcome_of(error)}")
+            raise
+
+    return noting
+
+
+def _outcome_of(error: Exception) -> str:
+    if isinstance(error, WireError):
+        return "refused"
+    if isinstance(error, ClientDisconnect):
+        return "broken_off"
+    if isinstance(error, ShareRefused):
+        return _BY_STATUS.get(error.status, "error")
+    return _BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
 
 
 def _status_of(view: WalletView) -> wire.StatusAnswer:

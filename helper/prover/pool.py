@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -14,7 +15,7 @@ import structlog
 
 import proofs
 from helper.clock import Clock
-from helper.errors import ProofFailed, ProverDied, ProverError
+from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
 from helper.prover.frames import Frame
 from helper.prover.job import Proof, ProofJob
 from helper.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
@@ -52,6 +53,10 @@ class ProverPool:
             max(60, 50 × the slowest self-test).
         command: what starts a worker.
         spawn: starts it.
+
+    Attributes:
+        fingerprints: of the circuits whose keys are warm.
+        deaths: how often a worker ended without being told to, `died` by itself or by a `timeout` of its proof.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class ProverPool:
         self._fatal: asyncio.Future[None] | None = None
         self._pids: dict[int, int] = {}
         self.fingerprints: dict[str, str] = {}
+        self.deaths: Counter[str] = Counter()
 
     @property
     def workers(self) -> int:
@@ -204,6 +210,7 @@ class ProverPool:
             while ready:
                 await self._serve_one(process)
         except ProverError as error:
+            self.deaths["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
             log.warning("prover worker ended", slot=slot, reason=str(error))
         except Exception:
             log.exception("prover worker given up", slot=slot)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
-from math import ceil
+from itertools import accumulate
+from math import ceil, inf
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 RECENT = 20_000
 """How many recent samples of a timing are kept."""
+BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""Upper bounds, in seconds, of the buckets in which all samples ever are counted."""
 
 
 def percentile(samples: list[float], share: float) -> float | None:
@@ -20,16 +24,29 @@ def percentile(samples: list[float], share: float) -> float | None:
 
 
 class Timings:
-    """The most recent samples of one timing, in seconds."""
+    """The most recent samples of one timing, and how many there were ever, by size. Seconds.
+
+    Attributes:
+        count: of all samples ever.
+        total: their sum.
+    """
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=RECENT)
+        self._sizes = [0] * (len(BOUNDS) + 1)
         self.count = 0
+        self.total = 0.0
 
     def add(self, seconds: float) -> None:
         """Note one sample."""
         self._samples.append(seconds)
+        self._sizes[bisect_left(BOUNDS, seconds)] += 1
         self.count += 1
+        self.total += seconds
+
+    def up_to(self) -> list[tuple[float, int]]:
+        """For each bound, and infinity, how many samples were not greater."""
+        return list(zip((*BOUNDS, inf), accumulate(self._sizes), strict=True))
 
     def summary(self) -> dict[str, float | int | None]:
         """Number of samples ever, and p50, p99, least and greatest of the recent ones in milliseconds."""
@@ -75,7 +92,8 @@ class BusyTime:
 class Stats:
     """Counters by name, and the timings that tell how the service keeps its promises.
 
-    Lateness is measured for shares in their first attempt, from the time they were due.
+    Lateness is measured for shares in their first attempt, from the time they were due; the queue's age whenever shares
+    are taken up, of the one that was due first; confirmation from the first byte sent to the block that counted it.
     """
 
     def __init__(self) -> None:
@@ -83,6 +101,8 @@ class Stats:
         self.lateness_start = Timings()
         self.lateness_broadcast = Timings()
         self.proof_seconds = Timings()
+        self.queue_age = Timings()
+        self.confirmation = Timings()
         self.proving = BusyTime()
         self.failures: deque[dict[str, str]] = deque(maxlen=20)
 
@@ -103,5 +123,7 @@ class Stats:
             "lateness_start": self.lateness_start.summary(),
             "lateness_broadcast": self.lateness_broadcast.summary(),
             "proof": self.proof_seconds.summary(),
+            "queue_age": self.queue_age.summary(),
+            "confirmation": self.confirmation.summary(),
             "recent_failures": list(self.failures),
         }

@@ -160,6 +160,7 @@ class Line:
             gate=self.gate,
             slots=slots,
             clock=clock,
+            stats=self.stats,
         )
         self.height = 100
         self.block()

@@ -162,12 +162,16 @@ class Known:
 
     def __init__(self) -> None:
         self.paid: list[bytes] = []
+        self.refusals: list[int] = []
 
     def who(self, peer: str | None) -> bytes | None:
         return peer.encode() if peer else None
 
     def pay(self, client: bytes) -> None:
         self.paid.append(client)
+
+    def refused(self, status: int) -> None:
+        self.refusals.append(status)
 
 
 async def test_one_client_cannot_take_all_connections() -> None:
@@ -198,6 +202,7 @@ async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
         told = [await client.rest() for client in [await Client.connect(port) for _ in range(4)]]
         assert sorted(map(bool, told)) == [False, False, False, True]
         assert len(known.paid) == 3, "to say nothing, or to come when it is full, is no offence"
+        assert known.refusals == [408, 400, 431, 503], "and each is counted"
 
 
 async def test_a_body_that_was_asked_about_and_refused_may_stay_away() -> None:

@@ -1,0 +1,134 @@
+"""Figures of a real run: each once and right, every name that dashboard and alerts use is among them, no secret is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser
+import pytest
+import yaml
+
+from devnet import ballot
+from tests.support.devnet import Chain
+from tests.support.harness import cast_vote, helping, soon
+from tests.support.process import free_port
+from tests.support.secrets import secrets_of, told_in
+from tests.unit.telemetry.test_metrics import samples
+
+pytestmark = pytest.mark.anyio
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
+DASHBOARD = DEPLOY / "grafana" / "svote-helper.json"
+PROMETHEUS_OWN = {"up"}
+
+
+def rules() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    return found
+
+
+def queries() -> Iterator[str]:
+    """Every expression of the alerts and of the dashboard."""
+    yield from (rule["expr"] for rule in rules())
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+
+
+def names_in(query: str) -> set[str]:
+    """The series that an expression reads; raises when it is none."""
+    found: set[str] = set()
+    todo: list[Any] = [promql_parser.parse(query.replace("$__rate_interval", "5m").replace("$instance", "x"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, promql_parser.VectorSelector):
+            found.add(str(node.name))
+        for part in ("lhs", "rhs", "expr", "vector_selector", "args"):
+            inner = getattr(node, part, None)
+            todo += inner if isinstance(inner, list) else [] if inner is None else [inner]
+    assert found, query
+    return found
+
+
+async def test_a_real_run_tells_all_that_dashboard_and_alerts_ask_for(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    metrics = {"enable": True, "port": int(address.rpartition(":")[2])}
+    async with helping(tmp_path, http, chain, nodes=2, metrics=metrics) as helper:
+        round_id = await chain.open_round()
+        first = await cast_vote(chain, helper, round_id)
+        waiting = await cast_vote(chain, helper, round_id, proposal=2, times=ballot.same_second(soon(3000)))
+        share = first.ballot.shares[0]
+        assert (await helper.post(ballot.post_body(first.ballot, share, first.position, 0))).json()["status"]
+        assert (await helper.post({})).status_code == 400
+        assert (await http.get(f"{helper.url}/nowhere")).status_code == 404
+        await helper.confirmed(first)
+        with socket.create_connection(("127.0.0.1", metrics["port"])) as slow:
+            slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)  # and reads none of it
+            text = await _settled(http, f"{address}/metrics")
+        told = samples(text)
+        for name, value in {"queued": 32, "duplicate": 1, "refused": 1}.items():
+            assert told["helper_share_posts_total", (("outcome", name),)] == value
+        assert told["helper_refusals_total", (("status", "404"),)] == 1
+        assert told["helper_proofs_total", ()] == told["helper_confirmed_total", ()] == 16
+        for name in ("start_lateness", "broadcast_lateness", "proof", "confirmation"):
+            assert told[f"helper_{name}_seconds_count", ()] == 16
+        assert told["helper_queue_age_seconds_count", ()] >= 1
+        states = {name: told["helper_shares", (("state", name),)] for name in ("received", "submitted", "failed")}
+        assert states == {"received": 16, "submitted": 16, "failed": 0}
+        assert told["helper_ready", ()] == 1
+        assert told["helper_prover_slots", ()] >= 1
+
+        served = {name for name, _ in told}
+        for query in queries():
+            assert names_in(query) <= served | PROMETHEUS_OWN, query
+
+        for vote in (first, waiting):
+            nullifiers = {f"nullifier {share.index}": share.nullifier for share in vote.shares}
+            assert told_in(text, {**secrets_of(vote), **nullifiers, "round": round_id}) == []
+        assert round_id.hex()[:8] not in text
+
+
+async def _settled(http: httpx.AsyncClient, url: str) -> str:
+    """The text once the reading is of after the last confirmation."""
+    async with asyncio.timeout(30):
+        while True:
+            text = (await http.get(url)).text
+            if samples(text)["helper_confirmed_total", ()] >= 16:
+                return text
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_says_what_is_wrong_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["alert"].startswith("SvoteHelper")
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert rule["annotations"].keys() == {"summary", "action"}
+    assert names_in(rule["expr"])
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    told = json.loads(DASHBOARD.read_text())
+    ids = [panel["id"] for panel in told["panels"]]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in told["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, f"{panel['title']} covers another panel"
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+        assert panel["type"] == "row" or panel["targets"]
+        for target in panel.get("targets", ()):
+            assert "instance" in target["expr"], "the helper that is chosen"
