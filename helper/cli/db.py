@@ -64,6 +64,8 @@ def backup(
         fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
     with _permitted():
         snapshot = take_snapshot(database, SystemClock())
+        # the passphrase costs a second of a core, which the helper's wallets may want
+        os.nice(10)
         sealed = seal(snapshot.image, passphrase=passphrase, recipients=recipient or ())
         write_backup(output, sealed)
     facts = {
