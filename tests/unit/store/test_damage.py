@@ -251,6 +251,25 @@ async def test_an_index_at_odds_with_its_rows_does_not_stop_the_work(
     assert len(claimed) == 30
 
 
+@pytest.mark.rule("R9")
+async def test_shares_hidden_by_a_damaged_index_are_put_back_on_start_all_the_same(
+    opened: Opener, store: SqliteStore, path: Path
+) -> None:
+    await put(store, *range(6))
+    assert len(await claim(store)) == 6
+    ((page,),) = rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_under_way'")
+    await store.close()
+    again = await opened(path)
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096 + 3)
+        file.write(bytes(2))  # no entries
+    await again._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+
+    assert await again.recover() == 6
+    assert await again.recover() == 0
+    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 6}}
+
+
 async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4) -> None:
     """Close the store and flip a bit in the entry at the end of an index's first page."""
     ((page,),) = rows(path, f"SELECT rootpage FROM sqlite_schema WHERE name = '{index}'")
