@@ -25,6 +25,8 @@ NAMES = (
     "hostile",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
+HURRIED = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
+"""Those that promise something within a second or so: a test suite runs them with nothing beside them."""
 
 
 def campaign(name: str) -> Campaign:
