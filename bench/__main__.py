@@ -12,6 +12,7 @@ MEASURES = (
     ("bench.accept", "--connections", "1"),
     *(("bench.service", measure, "--circuit", circuit) for circuit in ("k10", "k11") for measure in ("lone", "posts")),
     *(("bench.service", "backlog", "--circuit", circuit) for circuit in ("k10", "k11")),
+    ("bench.listeners",),
 )
 
 

@@ -1,5 +1,6 @@
 """One connection's limits, which uvicorn does not have: how long and how large a request's head may be, how long
-a body may be dragged on that nobody reads any more, and how many connections there may be.
+a body may be dragged on that nobody reads any more, how long an answer may lie there that the client does not read, and
+how many connections there may be.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class ConnectionLimits:
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
         request_seconds: to the end of its body. Whoever is slow with both is cut off within 10 s all the same.
+        stalled_seconds: in which nothing of an answer that waits was taken: whoever does not read is dropped.
         head_bytes: of a request line with its headers; also of what a body carries beside its content.
         connections: at once; one more is told to come again.
         connections_each: of one client, so that nobody can take them all.
@@ -35,6 +37,7 @@ class ConnectionLimits:
 
     head_seconds: float = 8.5
     request_seconds: float = 9.0
+    stalled_seconds: float = 10.0
     head_bytes: int = 64 << 10
     connections: int = 4096
     connections_each: int = 1024
@@ -85,6 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **parts)
         self._who: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
         self._since = 0.0  # when the request under way, or the wait for it, began
         self._in_head = True  # or between two requests
         self._unread = 0  # bytes that came since the parser last gave a part of a body or the end of a head
@@ -109,6 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._disarm()
+        self._read_on()
         if self._who is not None:
             self.held[self._who] -= 1
             if not self.held[self._who]:
@@ -123,6 +128,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._unread > self.limits.head_bytes:
             self._refuse(*self._too_large())
+
+    def pause_writing(self) -> None:
+        """More waits to be taken by the client than is kept for it."""
+        super().pause_writing()
+        self._watch_reading(None)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        super().resume_writing()
+        self._read_on()
 
     # What the parser finds
 
@@ -213,6 +228,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {seconds} s")
         else:
             self.transport.close()
+
+    def _watch_reading(self, before: int | None) -> None:
+        left = self.transport.get_write_buffer_size()
+        if before is not None and left >= before:
+            # Not closed: that would wait until the rest is taken.
+            self.transport.abort()
+            return
+        self._stalled = self.loop.call_later(self.limits.stalled_seconds, self._watch_reading, left)
+
+    def _read_on(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

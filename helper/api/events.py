@@ -19,8 +19,6 @@ from helper.telemetry.feed import Event, Feed
 PATH: Final = "/shielded-vote/v1/events"
 PING: Final = 15
 """Seconds between two comments that keep proxies from cutting a silent stream."""
-PATIENCE: Final = 10.0
-"""Seconds that one event may take to go out: a listener that does not read is dropped."""
 
 
 def events_route(feed: Feed, token: str) -> Route:
@@ -59,11 +57,14 @@ def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[dict[str, Any]]
 
 
 def _stream(feed: Feed, request: Request) -> Response:
-    """The states from the one that was seen last on, for ever."""
+    """The states from the one that was seen last on, for ever.
+
+    A listener that does not read is dropped by its connection (`helper.api.connection`), a slow one by the feed.
+    """
     if feed.full:
         raise HTTPException(503, "too many listen already")
     states = _encoded(feed.listen(request.headers.get("last-event-id")))
-    return EventSourceResponse(states, ping=PING, send_timeout=PATIENCE, sep="\n")
+    return EventSourceResponse(states, ping=PING, sep="\n")
 
 
 def bearer_matches(request: Request, token: str) -> bool:

@@ -1,7 +1,7 @@
 """The stream of states that pages and `queue watch` follow: numbered, the newest few kept, the same bytes for all.
 
-A listener is a place in the ring and nothing else. One that falls behind the ring is dropped, nobody waits for it; one
-that comes back with the number it saw last goes on from there, or from the newest state when that is long gone.
+A listener is a place in the ring and a bell, nothing else. One that falls behind the ring is dropped, nobody waits for
+it; one that comes back with the number it saw last goes on from there, or from the newest state when that is long gone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import orjson
@@ -26,6 +27,9 @@ INTERVAL: Final = 1.0
 KEPT: Final = 64
 LISTENERS: Final = 2048
 """Most listeners at once."""
+SLICE: Final = 16
+"""Listeners that are woken at one go. Between two goes everything else has its turn: a share that is due waits for one
+go, not for all who listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +58,19 @@ class Feed:
         self._ring: deque[Event] = deque(maxlen=kept)
         self._number = 0
         self._made_at = float("-inf")
-        self._listeners = 0
+        self._listeners: dict[asyncio.Event, None] = {}  # each set when there is something new for it
         self._wanted = asyncio.Event()
-        self._changed = asyncio.Event()
         self._closed = False
 
     @property
     def listeners(self) -> int:
         """How many listen now."""
-        return self._listeners
+        return len(self._listeners)
 
     @property
     def full(self) -> bool:
         """Whether nobody more may listen."""
-        return self._listeners >= LISTENERS
+        return len(self._listeners) >= LISTENERS
 
     async def run(self) -> None:
         """Make states for ever, while somebody listens."""
@@ -94,15 +97,15 @@ class Feed:
     async def listen(self, last: str | None = None) -> AsyncIterator[Event]:
         """The states after the one named `last`, for ever; ends when this listener has fallen behind."""
         seen = self._place(last)
-        with self._listening():
+        with self._listening() as changed:
             while not self._closed:
                 if self._ring and seen < self._ring[0].number - 1:
                     return
-                changed = self._changed
+                changed.clear()
                 for event in [event for event in self._ring if event.number > seen]:
                     yield event
                     seen = event.number
-                if changed is self._changed:
+                if seen >= self._number and not self._closed:
                     await changed.wait()
 
     def _place(self, last: str | None) -> int:
@@ -117,16 +120,23 @@ class Feed:
         return self._number - 1 if fresh else self._number
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        self._listeners += 1
+    def _listening(self) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self._listeners[changed] = None
         self._wanted.set()
         try:
-            yield
+            yield changed
         finally:
-            self._listeners -= 1
+            del self._listeners[changed]
             if not self._listeners:
                 self._wanted.clear()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._wake_some(iter(list(self._listeners)))
+
+    def _wake_some(self, waiting: Iterator[asyncio.Event]) -> None:
+        some = list(islice(waiting, SLICE))
+        for changed in some:
+            changed.set()
+        if some:
+            asyncio.get_running_loop().call_soon(self._wake_some, waiting)

@@ -15,6 +15,7 @@ from admin import adr036
 from devnet import ballot
 from tests.support.devnet import Chain
 from tests.support.harness import REAL, Helper, cast_vote, helping, soon
+from tests.support.listeners import cpu_seconds, listening
 from tests.support.secrets import secrets_of, told_in
 from tests.unit.admin.parts import signed
 
@@ -105,6 +106,29 @@ async def test_listeners_do_not_keep_a_service_from_stopping(
         assert await helper.stop() == 0
         assert time.monotonic() - began < 10
         assert len(await listening) < 1000
+
+
+async def test_hundreds_of_listeners_cost_next_to_nothing(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> None:
+    """The long form, with dispatch beside it, is `python -m bench.listeners`."""
+    seconds, many = 3.0, 200
+    async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
+
+        async def spent() -> float:
+            before = cpu_seconds(helper.pid)
+            await asyncio.sleep(seconds)
+            return cpu_seconds(helper.pid) - before
+
+        alone = await spent()
+        async with listening(helper.url, TOKEN, many) as listeners:
+            followed = await spent()
+            assert not any(listener.ended for listener in listeners)
+            async with asyncio.timeout(30):  # everybody is told, and more than once
+                while min(listener.states for listener in listeners) < 3:
+                    await asyncio.sleep(0.05)
+        # processor time, which a busy machine does not stretch: some 0.05 ms for each that is told something
+        assert followed - alone < 0.5 / 1000 * many * (seconds + 1)
 
 
 async def test_without_a_token_there_are_no_events(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:

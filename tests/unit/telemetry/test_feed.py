@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 
 from helper.errors import StoreError
-from helper.telemetry.feed import INTERVAL, Event, Feed
+from helper.telemetry.feed import INTERVAL, SLICE, Event, Feed
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +80,26 @@ async def test_a_listener_that_falls_behind_is_dropped_and_the_others_are_not() 
         states.publish(b"%d" % number)
         assert await take(quick, 1) == [f"run-{number}"]
     assert await take(slow, 1) == [], "it ended"
+
+
+async def test_between_two_slices_of_listeners_everything_else_has_its_turn() -> None:
+    states = feed()
+    served: list[str] = []
+
+    async def listen() -> None:
+        served.extend(await take(states.listen(), 1))
+
+    listening = [asyncio.ensure_future(listen()) for _ in range(10 * SLICE)]
+    await asyncio.sleep(0)
+    assert states.listeners == 10 * SLICE
+    states.publish(b"1")
+    turns = [0]
+    while len(served) < 10 * SLICE:
+        await asyncio.sleep(0)  # what a share that is due does
+        turns.append(len(served))
+    assert max(after - before for before, after in pairwise(turns)) <= SLICE
+    await asyncio.gather(*listening)
+    assert served == ["run-1"] * (10 * SLICE)
 
 
 async def test_closing_ends_all_listening() -> None:
