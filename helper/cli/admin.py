@@ -12,6 +12,7 @@ import httpx
 import typer
 
 from admin import adr036
+from admin.armour import ArmourError, PassphraseError, open_armour
 from admin.claim import Claim, ClaimError, parse_claim
 from helper.cli.output import Exit, emit_json, emit_table, fail, say
 from helper.cli.settings import JsonOption
@@ -99,22 +100,20 @@ def _read_key(path: Path) -> bytes:
     except OSError as error:
         fail(f"{path}: {error.strerror}", Exit.NOT_FOUND)
     if content.startswith(_ARMOUR):
-        return _open_armour(path)
+        return _open_armour(content.decode(errors="replace"))
     try:
         return bytes.fromhex(content.decode().removeprefix("0x"))
     except ValueError:
         fail(f"{path} holds no key: neither hex nor what the chain's key tool exports", Exit.USAGE)
 
 
-def _open_armour(path: Path) -> bytes:
-    from cosmpy.crypto.keypairs import PrivateKey  # noqa: PLC0415
-
-    passphrase: str = typer.prompt("Passphrase of the key", hide_input=True, err=True)
+def _open_armour(text: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            return bytes(PrivateKey.from_bcrypt_key(file, passphrase).private_key_bytes)
-    except Exception:  # the library lets each of its parts raise its own
-        fail("the key could not be opened: is the passphrase right, and the key a secp256k1 one?", Exit.NOT_AUTHORISED)
+        return open_armour(text, typer.prompt("Passphrase of the key", hide_input=True, err=True))
+    except PassphraseError as error:
+        fail(str(error), Exit.NOT_AUTHORISED)
+    except ArmourError as error:
+        fail(str(error), Exit.USAGE)
 
 
 def _ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:

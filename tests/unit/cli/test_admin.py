@@ -12,6 +12,7 @@ import pytest
 
 from admin import adr036
 from helper.cli.main import main
+from tests.unit.admin.test_armour import ARGON2, PASSPHRASE
 
 KEY = bytes(range(1, 33))
 SIGNER = adr036.sign(b"", KEY)[0]
@@ -80,6 +81,25 @@ def test_what_the_helper_answers_is_said(
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert asked == [("POST", "http://helper.example.org/api/register-validator")]
+
+
+@pytest.mark.parametrize(("passphrase", "code"), [(PASSPHRASE, 0), ("another", 4)])
+def test_an_exported_key_asks_for_its_passphrase(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    passphrase: str,
+    code: int,
+) -> None:
+    (path := tmp_path / "key.asc").write_text(ARGON2)
+    monkeypatch.setattr("typer.prompt", lambda *_, hide_input, **__: passphrase if hide_input else "")
+    assert run("register", "--key-file", str(path), "--moniker", "node", "--show") == code
+    out, err = capsys.readouterr()
+    if code == 0:
+        assert json.loads(out)["operator_address"] == SIGNER
+    else:
+        assert "passphrase" in err
+        assert out == ""
 
 
 def test_a_helper_that_is_not_there_is_unreachable(key_file: Path) -> None:
