@@ -29,6 +29,8 @@ CHECK_THREADS: Final = 4
 """Threads for shares that are checked one by one (0.3 ms each, outside the interpreter's lock)."""
 MAX_BATCH: Final = 32
 """Bodies of one native call, so that the first of them does not wait long."""
+LARGEST: Final = 16 << 10
+"""Bytes of the largest body that waits for a batch, five times a real one: what waits must not fill the memory."""
 BATCHES: Final = max(1, min(2, os.cpu_count() or 1))
 """Native calls at once: enough that one can hash while the results of the other are worked on."""
 
@@ -104,7 +106,7 @@ class Checker:
             WireError: the body is not what a wallet sends.
             ShareRefused: 400, an encoding or a hash is wrong.
         """
-        found = await self._in_batch(body)
+        found = await self._in_batch(body) if len(body) <= LARGEST else None
         if found is None:
             return await self.check(wire.parse_share(body))
         share = Share(

@@ -177,6 +177,12 @@ async def test_what_comes_while_batches_are_under_way_makes_the_next_one() -> No
     assert sorted(checks.batches) == sorted([*[1] * checking.BATCHES, checking.MAX_BATCH, 3])
 
 
+async def test_a_large_body_waits_for_no_batch() -> None:
+    checks = Batches()
+    found = await Checker(checks).read(body() + b" " * checking.LARGEST)
+    assert (found.share, checks.batches) == (parse_share(body()), [])
+
+
 async def test_a_batch_that_fails_is_read_one_by_one() -> None:
     checks = Batches()
     checks.go_on.set()
