@@ -16,6 +16,8 @@ from typing import Any
 
 import structlog
 
+from helper.api.acts import act_routes
+from helper.api.operator import round_states, rounds_route
 from helper.api.wallet import WalletView
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
@@ -32,6 +34,7 @@ from helper.errors import HelperError
 from helper.hardening import harden_process
 from helper.intake import Intake
 from helper.manager import Manager
+from helper.operations import Operations
 from helper.processor import Processor
 from helper.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.prover.process import WorkerCommand
@@ -160,6 +163,9 @@ class Service:
             paused=self.vitals.intake_paused,
             round_paused=self.vitals.round_paused,
         )
+        self.operations = Operations(
+            store=self.store, judge=self.rounds, checks=self._checks, wake=self.processor.wake, running=True
+        )
         self.wallet_view = WalletView(
             intake=self.intake,
             store=self.store,
@@ -202,9 +208,16 @@ class Service:
             facts=self._facts,
             checks=self.vitals.checks,
             stats=self.stats,
+            operators=[
+                rounds_route(self.store, lambda: round_states(self.rounds, self.trees.size), self._chain_now),
+                *act_routes(self.operations),
+            ],
         )
         async with self.opened(), doors.open(started, listener) as servers:
             await self.work(servers, doors.parts)
+
+    def _chain_now(self) -> float:
+        return self.rounds.chain_now() or self.clock.now()
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -302,12 +315,15 @@ class Service:
                 log.exception("unconfirmed reveals could not be looked at")
 
     async def _check_database(self) -> None:
-        """Now and then, look through the whole database; what is found is set aside or mended, and named."""
+        """Now and then, look through the whole database: what is found is set aside or mended, and named; and forget
+        what is kept for some days only.
+        """
         pause = FIRST_CHECK
         while True:
             await self.clock.sleep(pause)
             pause = CHECK_INTERVAL
             try:
+                await self.store.sweep()
                 for found in await self.store.verify():
                     log.error("the database is damaged", reason=found)
             except HelperError as error:

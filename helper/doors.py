@@ -31,7 +31,7 @@ from helper.chain.passage import Passage
 from helper.clock import Clock
 from helper.config import Config
 from helper.rounds import RoundBook
-from helper.server import Server, base_url, bind_tcp, make_server, unix_listener
+from helper.server import Server, base_url, bind_tcp, control_limits, make_server, unix_listener
 from helper.store.base import Queue
 from helper.telemetry.checks import Check
 from helper.telemetry.feed import Feed
@@ -77,7 +77,15 @@ class Doors:
         self._operators: ASGIApp | None = None
 
     def join_queue(
-        self, view: WalletView, store: QueueStore, rounds: RoundBook, *, facts: Facts, checks: Checks, stats: Stats
+        self,
+        view: WalletView,
+        store: QueueStore,
+        rounds: RoundBook,
+        *,
+        facts: Facts,
+        checks: Checks,
+        stats: Stats,
+        operators: Sequence[BaseRoute] = (),
     ) -> None:
         """Serve the queue too: to wallets, to operators, and its figures.
 
@@ -88,6 +96,7 @@ class Doors:
             facts: what only the running service knows.
             checks: looks at all that must be well.
             stats: what the service counts.
+            operators: routes for operators alone.
         """
         self._checks = checks
         reading = Reading(store, rounds, facts, refusals=self._limits.refusals, clock=self._clock)
@@ -101,7 +110,7 @@ class Doors:
             limits=self._limits,
             more=[events_route(self._feed, self._config.operator.token), *self._more()],
         )
-        more = [*overview_routes(self._feed, reading.overview), *health_routes(checks)]
+        more = [*operators, *overview_routes(self._feed, reading.overview), *health_routes(checks)]
         self._operators = make_operator_app(store, facts, more=more)
 
     @property
@@ -137,7 +146,7 @@ class Doors:
             servers: list[tuple[Server, Any]] = [(make_server(self._wallets, door=self._limits), wallets)]
             if self._operators is not None:
                 control = stack.enter_context(unix_listener(self._config.socket_path))
-                servers.append((make_server(self._operators), control))
+                servers.append((make_server(self._operators, control_limits()), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]

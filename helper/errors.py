@@ -9,6 +9,11 @@
     │   └── StoreLocked         another daemon has this file open
     ├── BackupError             a backup could not be made, read or restored
     │   └── BackupKeyError      the passphrase or identity does not open it
+    ├── TransferError           an export can not be made or read
+    ├── ActRefused              what an operator asked for is not done as things stand
+    │   └── NothingThere        there is no such share or round
+    ├── DaemonError             the running helper did not answer a command as it should
+    │   └── DaemonSilent        it does not answer at all
     ├── ChainError              a node did not do what was asked
     │   ├── ChainUnavailable    no node could be asked
     │   ├── ChainAnswerError    a node answered something that is not an answer
@@ -92,6 +97,34 @@ class BackupKeyError(BackupError):
     """This passphrase or identity does not open the backup, or the backup is not what it was."""
 
     advice = "Give the passphrase or the identity of this very backup; if it is the right one, the file is damaged."
+
+
+class TransferError(HelperError):
+    """An export of the queue could not be made, or what is to be imported is none."""
+
+    advice = "Make the export again, with a version of the helper that this one can read."
+
+
+class ActRefused(HelperError):
+    """What an operator asked for is not done as things stand; nothing was changed."""
+
+    advice = "Nothing was changed."
+
+
+class NothingThere(ActRefused):
+    """There is no such share or round, or more than one."""
+
+    advice = "See `svote-helper queue list` and `svote-helper rounds`."
+
+
+class DaemonError(HelperError):
+    """The running helper is there and could not answer a command."""
+
+    advice = "Look into the helper's log."
+
+
+class DaemonSilent(DaemonError):
+    """What should be the running helper does not answer at all."""
 
 
 class ChainError(HelperError):

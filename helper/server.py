@@ -7,6 +7,7 @@ import resource
 import socket
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -19,6 +20,8 @@ STOP_GRACE = 5
 """Seconds that requests under way get when the service stops."""
 KEEP_ALIVE = 30
 """Seconds that an idle connection is kept: wallets post 16 shares over one."""
+IMPORT_SECONDS = 3600.0
+"""The longest that an operator's request may take to come in."""
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 SPARE_FILES = 256
@@ -165,6 +168,11 @@ def connection_limits() -> ConnectionLimits:
     """The usual ones, as far as this process's open files go; a quarter of the connections for one client."""
     most = connection_limit()
     return ConnectionLimits(connections=most, connections_each=max(MIN_CONNECTIONS, most // 4))
+
+
+def control_limits() -> ConnectionLimits:
+    """Of the operators' socket: an import comes in for as long as its shares are checked."""
+    return replace(connection_limits(), request_seconds=IMPORT_SECONDS)
 
 
 def connection_limit(wanted: int = ConnectionLimits().connections) -> int:

@@ -8,6 +8,7 @@ event loop.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -120,7 +121,16 @@ def parse_share(body: bytes) -> Share:
     """
     if len(body) > MAX_BODY:
         raise WireError(BODY, f"is larger than {MAX_BODY} bytes")
-    read = SHARE.read("", _load(body))
+    return read_share(_load(body))
+
+
+def read_share(payload: Mapping[str, Any]) -> Share:
+    """A share from its fields as JSON has them.
+
+    Raises:
+        WireError: as `parse_share`.
+    """
+    read = SHARE.read("", payload)
     encrypted = read["enc_share"]
     return Share(
         round_id=read["vote_round_id"],
@@ -135,6 +145,26 @@ def parse_share(body: bytes) -> Share:
         c1=encrypted["c1"],
         c2=encrypted["c2"],
     )
+
+
+def share_payload(share: Share) -> dict[str, Any]:
+    """A share's fields as a wallet sends them: what `read_share` reads."""
+    comms = share.share_comms
+    return {
+        "enc_share": {"share_index": share.share_index, "c1": _base64(share.c1), "c2": _base64(share.c2)},
+        "vote_round_id": share.round_id.hex(),
+        "proposal_id": share.proposal_id,
+        "vote_decision": share.vote_decision,
+        "tree_position": share.tree_position,
+        "submit_at": share.submit_at,
+        "shares_hash": _base64(share.shares_hash),
+        "share_comms": [_base64(comms[start : start + 32]) for start in range(0, len(comms), 32)],
+        "primary_blind": _base64(share.primary_blind),
+    }
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()
 
 
 def parse_hex32(field: str, text: str) -> bytes:

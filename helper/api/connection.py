@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Protocol, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from helper.api import peer
 from helper.api.guard import RETRY_AFTER_SECONDS
 from helper.api.limits import costs
 from helper.wire import error_answer
@@ -100,6 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request."""
         super().connection_made(cast("asyncio.Transport", transport))
+        self.app_state = {**self.app_state, peer.KEY: peer.peer_of(transport)}
         self._who = self.door.who(self.client[0] if self.client else None)
         if self._who is not None:
             self.held[self._who] += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,15 +11,34 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from helper.api import views
+from helper.api import act_views, answers, views
+from helper.api.act_views import RoundState
 from helper.api.app import wrapped
 from helper.api.guard import JsonResponse
+from helper.chain.models import Round
 from helper.store.base import Queue
 
+Facts = Callable[[], Mapping[str, Any]]
+Rounds = Callable[[], Iterable[RoundState]]
 
-def make_operator_app(
-    queue: Queue, service: Callable[[], Mapping[str, Any]], *, more: Sequence[BaseRoute] = ()
-) -> ASGIApp:
+
+class KnownRounds(Protocol):
+    """The rounds that the service knows, as `helper.rounds.RoundBook` has them."""
+
+    def all(self) -> list[Round]:
+        """Every round that is kept."""
+        ...
+
+    def open(self) -> list[Round]:
+        """Those that are not known to be closed."""
+        ...
+
+    def frozen(self, round_id: bytes) -> str | None:
+        """Why nothing may be done about one now, or None."""
+        ...
+
+
+def make_operator_app(queue: Queue, service: Facts, *, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The operators' application.
 
     Args:
@@ -30,7 +49,7 @@ def make_operator_app(
     return wrapped([*operator_routes(queue, service), *more])
 
 
-def operator_routes(queue: Queue, service: Callable[[], Mapping[str, Any]]) -> list[Route]:
+def operator_routes(queue: Queue, service: Facts) -> list[Route]:
     """`GET /queue?round=&state=&due_before=&stage=&limit=`, `GET /queue/{ref}`, `GET /stats`."""
 
     async def list_shares(request: Request) -> Response:
@@ -42,7 +61,7 @@ def operator_routes(queue: Queue, service: Callable[[], Mapping[str, Any]]) -> l
             limit = views.parse_limit(asked.get("limit"))
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        return JsonResponse(views.list_json(await queue.list_shares(query, limit), source="daemon"))
+        return JsonResponse(await answers.list_answer(queue, query, limit, source="daemon"))
 
     async def show(request: Request) -> Response:
         story = await queue.show(request.path_params["ref"])
@@ -51,11 +70,43 @@ def operator_routes(queue: Queue, service: Callable[[], Mapping[str, Any]]) -> l
         return JsonResponse(views.story_json(story, source="daemon"))
 
     async def stats(_request: Request) -> Response:
-        counts, damaged = await queue.counts(), await queue.damaged()
-        return JsonResponse(views.stats_json(counts, damaged, source="daemon", service=service()))
+        return JsonResponse(await answers.stats_answer(queue, source="daemon", service=service()))
 
     return [
         Route("/queue", list_shares, methods=["GET"]),
         Route("/queue/{ref}", show, methods=["GET"]),
         Route("/stats", stats, methods=["GET"]),
+    ]
+
+
+def rounds_route(queue: Queue, rounds: Rounds, now: Callable[[], float]) -> Route:
+    """`GET /rounds`.
+
+    Args:
+        queue: for the shares in each.
+        rounds: the rounds known.
+        now: the chain's time, in unix seconds.
+    """
+
+    async def all_rounds(_request: Request) -> Response:
+        told = act_views.rounds_json(rounds(), await queue.counts(), now=now(), source="daemon")
+        return JsonResponse(told)
+
+    return Route("/rounds", all_rounds, methods=["GET"])
+
+
+def round_states(rounds: KnownRounds, tree_size: Callable[[bytes], int]) -> list[RoundState]:
+    """What is known of each round; `tree_size` tells how many leaves of one are here."""
+    still_open = {known.round_id for known in rounds.open()}
+    return [
+        RoundState(
+            round_id=known.round_id,
+            status=known.status.value,
+            vote_end_time=known.vote_end_time,
+            created_at_height=known.created_at_height,
+            tree_size=tree_size(known.round_id),
+            closed=known.round_id not in still_open,
+            frozen=rounds.frozen(known.round_id),
+        )
+        for known in rounds.all()
     ]

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from helper.share import ShareState
-from helper.store.base import DamagedShare, QueueEntry, QueueFilter, QueueStory
+from helper.store.act_base import FailedBefore
+from helper.store.base import DamagedShare, FailureGroup, QueueEntry, QueueFilter, QueueStory
+from helper.store.rows import MIN_REF_CHARS
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
@@ -17,11 +19,17 @@ Counts = Mapping[bytes, Mapping[ShareState, int]]
 LIST_LIMIT = 100
 """Entries that a list has unless asked otherwise."""
 MAX_LIST = 10_000
+GROUPS_SHOWN = 100
+"""Kinds of failure that are told apart."""
+_DAY = 86_400
 
 
-def list_json(entries: Sequence[QueueEntry], *, source: Source) -> dict[str, Any]:
-    """`queue list`."""
-    return {"source": source, "shares": [entry_json(entry) for entry in entries]}
+def list_json(
+    entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
+) -> dict[str, Any]:
+    """`queue list`; `failed` are the kinds of failure, where failed shares were asked for."""
+    shares = [entry_json(entry) for entry in entries]
+    return {"source": source, "shares": shares, **({} if failed is None else {"failed": groups_json(failed)})}
 
 
 def story_json(story: QueueStory, *, source: Source) -> dict[str, Any]:
@@ -48,9 +56,20 @@ def stats_json(
     damaged: Sequence[DamagedShare],
     *,
     source: Source,
+    failed: Sequence[FailureGroup] = (),
+    before: Sequence[FailedBefore] = (),
     service: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`queue stats`: counts by round and in total, and `service`, which only the daemon knows."""
+    """`queue stats`.
+
+    Args:
+        counts: shares by round and state.
+        damaged: the rows that were set aside.
+        source: who tells it.
+        failed: what failed for good, by stage and reason.
+        before: what had failed in rounds that are purged.
+        service: what only the daemon knows.
+    """
     rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
     totals = {state: sum(states.get(state, 0) for states in counts.values()) for state in ShareState}
     return {
@@ -58,6 +77,10 @@ def stats_json(
         "total": counts_json(totals),
         "rounds": rounds,
         "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
+        "failed": groups_json(failed),
+        "failed_before": [
+            {"day": one.day * _DAY, "stage": one.stage, "reason": one.reason, "count": one.count} for one in before
+        ],
         **({} if service is None else {"service": dict(service)}),
     }
 
@@ -76,6 +99,14 @@ def entry_json(entry: QueueEntry) -> dict[str, Any]:
         "note": entry.note,
         "damaged": entry.damaged,
     }
+
+
+def groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
+    """Shares that failed for good, by stage and reason; `latest` in unix seconds."""
+    return [
+        {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
+        for group in groups
+    ]
 
 
 def counts_json(states: Mapping[ShareState, int]) -> dict[str, int]:
@@ -105,27 +136,32 @@ def parse_filter(round_hex: str | None, state: str | None, due_before: str | Non
         ValueError: one of them is not that; the text names it.
     """
     return QueueFilter(
-        round_id=_round_id(round_hex) if round_hex else None,
+        round_id=parse_round(round_hex) if round_hex else None,
         state=_state(state) if state else None,
         due_before_ms=_due_ms(due_before) if due_before else None,
         stage=stage or None,
     )
 
 
-def parse_limit(text: str | None) -> int:
-    """How many entries to list.
+def parse_limit(text: str | None, usual: int = LIST_LIMIT) -> int:
+    """How many entries to list, `usual` unless told.
 
     Raises:
         ValueError: it is not a number from 1 to 10,000.
     """
     if not text:
-        return LIST_LIMIT
+        return usual
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST):
         raise ValueError(f"limit must be a number from 1 to {MAX_LIST}")
     return int(text)
 
 
-def _round_id(text: str) -> bytes:
+def parse_round(text: str) -> bytes:
+    """A round's id.
+
+    Raises:
+        ValueError: it is not 64 hex characters.
+    """
     try:
         round_id = bytes.fromhex(text)
     except ValueError:
@@ -133,6 +169,17 @@ def _round_id(text: str) -> bytes:
     if len(round_id) != 32:
         raise ValueError("round must be 64 hex characters")
     return round_id
+
+
+def parse_ref(text: str) -> str:
+    """The beginning of a share's name, in lower case.
+
+    Raises:
+        ValueError: it is not 6 to 64 hex characters.
+    """
+    if not MIN_REF_CHARS <= len(text) <= 64 or set(text.lower()) - set("0123456789abcdef"):
+        raise ValueError("a share's name is made of 6 hex characters or more")
+    return text.lower()
 
 
 def _state(text: str) -> ShareState:

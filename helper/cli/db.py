@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,10 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.settings import ConfigOption, JsonOption, read_settings
 from helper.clock import SystemClock
-from helper.config.files import ENV_BACKUP_PASSPHRASE
-from helper.errors import BackupKeyError
 from helper.hardening import harden_process
 
 app = typer.Typer(help="The database: encrypted backups, restoring them, checks.")
@@ -25,13 +21,6 @@ _IDENTITY: Final = "AGE-SECRET-KEY-"
 
 DbOption = Annotated[
     Path | None, typer.Option("--db", help="Database, instead of [helper] db_path.", show_default=False)
-]
-PassphraseOption = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"File whose first line is the passphrase (else ${ENV_BACKUP_PASSPHRASE}, else asked for).",
-        show_default=False,
-    ),
 ]
 IdentityOption = Annotated[
     Path | None, typer.Option("--identity", help="File with the age identity that the backup is for.")
@@ -55,14 +44,14 @@ def backup(
     database = _database(config, db, must_exist=True)
     if recipient and passphrase_file is not None:
         fail("either --recipient or --passphrase-file, not both", Exit.USAGE)
-    passphrase = "" if recipient else _passphrase(passphrase_file, new=True)
+    passphrase = "" if recipient else read_passphrase(passphrase_file, new=True)
     # loaded here, so that the help needs no native code
     from helper.store.backup import MIN_PASSPHRASE, seal, write_backup  # noqa: PLC0415
     from helper.store.snapshot import take_snapshot  # noqa: PLC0415
 
     if not recipient and len(passphrase) < MIN_PASSPHRASE:
         fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
-    with _permitted():
+    with permitted():
         snapshot = take_snapshot(database, SystemClock())
         # the passphrase costs a second of a core, which the helper's wallets may want
         os.nice(10)
@@ -99,7 +88,7 @@ def restore(
     from helper.store import backup as backups  # noqa: PLC0415
     from helper.store.snapshot import examine  # noqa: PLC0415
 
-    with _permitted():
+    with permitted():
         image = _open_backup(file, identity, passphrase_file)
         contents = examine(image, str(file))
         aside = backups.restore(image, database, set_aside=force)
@@ -127,7 +116,7 @@ def check(
     """Look the whole database through, whether the helper runs or not; or a backup, without restoring it."""
     from helper.store.snapshot import examine, take_snapshot  # noqa: PLC0415
 
-    with _permitted():
+    with permitted():
         if backup_file is None:
             what = _database(config, db, must_exist=True)
             contents = take_snapshot(what, SystemClock()).contents
@@ -160,40 +149,11 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     sealed = file.read_bytes()
     refuse_other(sealed, str(file))
     if needs_passphrase(sealed):
-        return unseal(sealed, passphrase=_passphrase(passphrase_file, new=False))
+        return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False))
     if identity is None:
         fail("this backup was made to a recipient: give its --identity", Exit.USAGE)
     return unseal(sealed, identities=[line for line in _lines(identity) if line.startswith(_IDENTITY)])
 
 
-def _passphrase(file: Path | None, *, new: bool) -> str:
-    """The passphrase from where it is told; asked for on a terminal, twice when it is a new one."""
-    if file is not None:
-        with _permitted():
-            return next(iter(_lines(file)), "")
-    told = os.environ.get(ENV_BACKUP_PASSPHRASE)
-    if told is not None:
-        return told
-    if not sys.stdin.isatty():
-        fail(f"no passphrase: give --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", Exit.USAGE)
-    asked: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=new, err=True)
-    return asked
-
-
 def _lines(file: Path) -> list[str]:
     return file.read_text("utf-8").splitlines()
-
-
-@contextmanager
-def _permitted() -> Iterator[None]:
-    """Give what concerns files and keys the exit code that fits."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        fail(f"there is no {error.filename}", Exit.NOT_FOUND)
-    except PermissionError as error:
-        fail(f"{error.filename} may not be used by this user", Exit.NOT_AUTHORISED)
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"a file could not be read: {error}")
-    except BackupKeyError as error:
-        fail(f"{error}\n{error.advice}", Exit.NOT_AUTHORISED)

@@ -16,3 +16,15 @@ ConfigOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+DbOption = Annotated[
+    Path | None, typer.Option("--db", help="Database, instead of [helper] db_path.", show_default=False)
+]
+
+RoundOption = Annotated[str, typer.Option("--round", help="Of this round only (hex).", show_default=False)]
+StateOption = Annotated[str, typer.Option("--state", help="In this state only.", show_default=False)]
+DueBeforeOption = Annotated[
+    str, typer.Option("--due-before", help="Due before this unix second only.", show_default=False)
+]
+StageOption = Annotated[
+    str, typer.Option("--stage", help="Whose latest note is of this stage only.", show_default=False)
+]

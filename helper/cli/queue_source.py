@@ -1,35 +1,26 @@
-"""Where an operator's answers come from: the daemon's control socket, else the file, read only.
+"""Where an operator's answers come from, and who does what is asked for: the daemon over its socket, else the file.
 
-Both give the same JSON, but for `source` and for what only a running daemon knows.
+Both give the same JSON, but for `source` and for what only a running daemon knows. The file is read without being
+changed; what changes something takes the lock that a daemon would hold (`helper.cli.offline`).
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import httpx
 
-from helper.api import views
-from helper.errors import HelperError
+from helper.clock import SystemClock
+from helper.errors import ActRefused, DaemonError, DaemonSilent, NothingThere
 
 ASK_SECONDS: Final = 10.0
-
-
-class NotThereError(HelperError):
-    """There is no such share, or no database."""
-
-    advice = "See `svote-helper queue list`."
-
-
-class DaemonError(HelperError):
-    """The daemon is there and could not answer."""
-
-    advice = "Look into the daemon's log."
+ACT_SECONDS: Final = 3600.0
+"""An act on a great queue takes minutes: it is done in small pieces."""
 
 
 def ask(socket_path: Path, database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -38,39 +29,47 @@ def ask(socket_path: Path, database: Path, path: str, query: Mapping[str, str]) 
     Args:
         socket_path: the control socket.
         database: the daemon's database.
-        path: `/queue`, `/queue/REF` or `/stats`.
+        path: `/queue`, `/queue/REF`, `/stats`, `/rounds` or `/actions`.
         query: as the daemon's API takes it.
 
     Raises:
-        NotThereError: no such share, or no database.
+        NothingThere: no such share, or no database.
         ValueError: the query is not one; the text names what.
         PermissionError: the socket or the file is another user's.
         HelperError: the daemon or the file could not answer.
     """
-    answer = _ask_daemon(socket_path, path, query)
-    if answer is not None:
-        return answer
-    if not database.exists():
-        raise NotThereError(f"no daemon answers on {socket_path}, and there is no database {database}")
+    if somebody_listens(socket_path):
+        return _request(socket_path, "GET", path, query)
+    need_database(socket_path, database)
     if not os.access(database, os.R_OK):
         raise PermissionError(f"{database} may not be read by this user")
     return anyio.run(_ask_file, database, path, query)
 
 
-def _ask_daemon(socket_path: Path, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
-    """The daemon's answer, None when nobody answers."""
-    if not _somebody_listens(socket_path):
-        return None
-    transport = httpx.HTTPTransport(uds=str(socket_path))
-    try:
-        with httpx.Client(transport=transport, base_url="http://daemon", timeout=ASK_SECONDS) as client:
-            response = client.get(path, params=dict(query))
-    except httpx.HTTPError as error:
-        raise DaemonError(f"the daemon on {socket_path} does not answer: {type(error).__name__}") from error
-    return _read(response)
+def tell(
+    socket_path: Path, path: str, body: Mapping[str, Any] | Iterable[bytes], query: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Have the daemon do something.
+
+    Args:
+        socket_path: its control socket, on which somebody listens.
+        path: what is to be done.
+        body: JSON, or the pieces of a stream.
+        query: conditions in the address.
+
+    Raises:
+        HelperError, ValueError, PermissionError: as `ask`; ActRefused when it is not done as things stand.
+    """
+    return _request(socket_path, "POST", path, query or {}, body)
 
 
-def _somebody_listens(path: Path) -> bool:
+def need_database(socket_path: Path, database: Path) -> None:
+    """Raise NothingThere where there is neither a daemon nor a database."""
+    if not database.exists():
+        raise NothingThere(f"no daemon answers on {socket_path}, and there is no database {database}")
+
+
+def somebody_listens(path: Path) -> bool:
     """Whether a daemon accepts on this socket, which may be one that a crash left behind."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
@@ -82,6 +81,26 @@ def _somebody_listens(path: Path) -> bool:
     return True
 
 
+def _request(
+    socket_path: Path,
+    method: str,
+    path: str,
+    query: Mapping[str, str],
+    body: Mapping[str, Any] | Iterable[bytes] | None = None,
+) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if body is not None:
+        content = {"json": dict(body)} if isinstance(body, Mapping) else {"content": body}
+    timeout = ASK_SECONDS if body is None else httpx.Timeout(ACT_SECONDS, connect=ASK_SECONDS)
+    transport = httpx.HTTPTransport(uds=str(socket_path))
+    try:
+        with httpx.Client(transport=transport, base_url="http://daemon", timeout=timeout) as client:
+            response = client.request(method, path, params=dict(query), **content)
+    except httpx.HTTPError as error:
+        raise DaemonSilent(f"the daemon on {socket_path} does not answer: {type(error).__name__}") from error
+    return _read(response)
+
+
 def _read(response: httpx.Response) -> dict[str, Any]:
     try:
         answer = response.json()
@@ -89,28 +108,27 @@ def _read(response: httpx.Response) -> dict[str, Any]:
         answer = None
     if not isinstance(answer, dict):
         raise DaemonError("what answers on the control socket is not this daemon")
-    message = str(answer.get("error", ""))
-    if response.status_code == 400:
-        raise ValueError(message)
-    if response.status_code == 404:
-        raise NotThereError(message)
-    if response.status_code != 200:
-        raise DaemonError(f"the daemon could not answer: {message}")
-    return answer
+    if response.status_code == 200:
+        return answer
+    message, advice = str(answer.get("error", "")), answer.get("advice")
+    match response.status_code:
+        case 400 | 413:
+            raise ValueError(message)
+        case 403:
+            raise PermissionError(message)
+        case 404:
+            raise NothingThere(message)
+        case 409 | 422:
+            raise ActRefused(message, advice=str(advice) if advice else None)
+    raise DaemonError(f"the daemon could not answer: {message}")
 
 
 async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
     # loaded here: most questions are answered by a daemon
+    from helper.api.answers import file_answer  # noqa: PLC0415
     from helper.store import ReadOnlyQueue  # noqa: PLC0415
 
-    queue = ReadOnlyQueue(database)
-    if path == "/stats":
-        return views.stats_json(await queue.counts(), await queue.damaged(), source="file")
-    if path == "/queue":
-        wanted = views.parse_filter(query.get("round"), query.get("state"), query.get("due_before"), query.get("stage"))
-        limit = views.parse_limit(query.get("limit"))
-        return views.list_json(await queue.list_shares(wanted, limit), source="file")
-    story = await queue.show(path.rpartition("/")[2])
-    if story is None:
-        raise NotThereError("no share, or more than one, has this name")
-    return views.story_json(story, source="file")
+    answer = await file_answer(ReadOnlyQueue(database), path, query, now=SystemClock().now())
+    if answer is None:
+        raise NothingThere("no share, or more than one, has this name")
+    return answer

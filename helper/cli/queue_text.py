@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,10 +12,26 @@ from helper.cli.output import emit_table, say
 
 _STATES = ("received", "witnessed", "broadcast", "submitted", "failed", "total")
 _SHORT = 12
+_DATE = len("2026-01-01")
+_LEFT = {
+    "damaged": "their rows are damaged",
+    "closed": "the chain has closed their round",
+    "moved": "they were handed over before (`queue retry --stage moved` takes them back)",
+}
+_NOT_TAKEN = {
+    "known": "they are known here",
+    "spent": "the chain has counted them",
+    "closed": "the chain has closed their round",
+    "unknown": "their round is not known here: let the helper read the chain, then import again",
+    "invalid": "they are not as a wallet could have posted them",
+}
 
 
 def print_list(answer: Mapping[str, Any]) -> None:
-    """`queue list`: a line a share."""
+    """`queue list`: a line a share; of failed ones first a line a kind of failure."""
+    if answer.get("failed"):
+        print_failed(answer["failed"])
+        typer.echo("")
     columns = ("share", "round", "state", "submit at", "due", "attempts", "stage", "note")
     emit_table(
         columns,
@@ -71,12 +87,93 @@ def print_stats(answer: Mapping[str, Any]) -> None:
     rows = [(name[:_SHORT], *(counts[state] for state in _STATES)) for name, counts in answer["rounds"].items()]
     rows.append(("all", *(answer["total"][state] for state in _STATES)))
     emit_table(("round", *_STATES), rows)
+    if answer["failed"]:
+        typer.echo("")
+        print_failed(answer["failed"])
+    if answer["failed_before"]:
+        typer.echo("")
+        emit_table(
+            ("purged on", "failed", "stage", "reason"),
+            [
+                (moment(one["day"])[:_DATE], one["count"], one["stage"], one["reason"])
+                for one in answer["failed_before"]
+            ],
+        )
     if answer["damaged"]:
         say(f"{len(answer['damaged'])} damaged rows were set aside: see --json")
     service = answer.get("service")
     if service:
         typer.echo("")
         emit_table(("daemon", "value"), list(_flat(service)))
+
+
+def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
+    """What failed for good: a line a stage and reason."""
+    emit_table(
+        ("failed", "stage", "why", "latest"),
+        [(group["count"], group["stage"], group["note"], moment(group["latest"])) for group in groups],
+    )
+
+
+def print_retried(answer: Mapping[str, Any]) -> None:
+    """`queue retry`."""
+    would = "would be" if answer["dry_run"] else "are"
+    typer.echo(f"{answer['retried']} failed shares {would} tried again")
+    if answer["closed"]:
+        say(f"{answer['closed']} stay failed: the chain has closed their round, so they cannot count any more")
+    if answer["not_failed"]:
+        say(f"{answer['not_failed']} of those that were named have not failed")
+
+
+def print_purged(answer: Mapping[str, Any]) -> None:
+    """`queue purge`: what was there."""
+    would = "would be" if answer["dry_run"] else "are"
+    shares = ", ".join(f"{answer[state]} {state}" for state in _STATES[:-1] if answer[state])
+    typer.echo(f"{shares or 'no shares'} {would} erased with their round")
+
+
+def print_exported(answer: Mapping[str, Any]) -> None:
+    """`queue export`."""
+    would = "would be written" if answer["dry_run"] else "written"
+    typer.echo(f"{answer['output']}: {answer['shares']} shares {would}")
+    if "moved" in answer:
+        typer.echo(f"{answer['moved']} are left alone here from now on")
+        if answer["stayed"]:
+            say(f"{answer['stayed']} were in hand or have changed: they stay here too; the chain counts each once")
+    for why, number in answer["left"].items():
+        if number:
+            say(f"{number} are not in the file: {_LEFT[why]}")
+
+
+def print_imported(answer: Mapping[str, Any]) -> None:
+    """`queue import`."""
+    would = "would be" if answer["dry_run"] else "are"
+    typer.echo(f"{answer['taken']} shares {would} taken over")
+    for why, text in _NOT_TAKEN.items():
+        if answer[why]:
+            say(f"{answer[why]} are left: {text}")
+
+
+def print_audit(answer: Mapping[str, Any]) -> None:
+    """`queue audit`: a line an act."""
+    emit_table(
+        ("when", "who", "by", "what", "wanted", "outcome"),
+        [
+            (
+                moment(act["at"]),
+                f"{act['who']} ({act['uid']})",
+                act["way"],
+                act["what"],
+                _pairs(act["wanted"]),
+                "was cut off, or is under way" if act["outcome"] is None else _pairs(act["outcome"]),
+            )
+            for act in answer["actions"]
+        ],
+    )
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {str(value)[:_SHORT] if name == 'round' else value}" for name, value in values.items())
 
 
 def moment(seconds: float) -> str:

@@ -7,8 +7,8 @@ whose identities are kept elsewhere. Nothing is ever written in the plain but th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -91,6 +91,33 @@ def write_backup(path: Path, sealed: bytes) -> None:
             written.unlink(missing_ok=True)
     except OSError as error:
         raise BackupError(f"{path} can not be written: {error.strerror}") from error
+
+
+@contextmanager
+def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
+    """Write a sealed file of a new name, 0600 and fsync'd: what is done inside is done once it is on disk, unnamed.
+
+    Args:
+        path: its name; nothing may have it yet.
+        sealed: its bytes.
+
+    Yields:
+        What the file is called until it gets its name; it stays so where something fails inside.
+
+    Raises:
+        BackupError: there is something of this name, or it could not be written.
+    """
+    if path.exists():
+        raise BackupError(f"there is something of this name already: {path}", advice="Give another name.")
+    try:
+        written = _write_beside(path, sealed)
+    except OSError as error:
+        raise BackupError(f"{path} can not be written: {error.strerror}") from error
+    yield written
+    try:
+        _put(written, path)
+    except OSError as error:
+        raise BackupError(f"{path} can not be written: {error.strerror}; it is kept as {written}") from error
 
 
 def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from helper.share import Share, ShareKey, ShareState
+from helper.store.act_rows import FailedBefore
 from helper.store.rows import (
     DamagedShare,
     DueAhead,
@@ -73,6 +74,14 @@ class Queue(Protocol):
 
     async def damaged(self) -> list[DamagedShare]:
         """The rows that were set aside."""
+        ...
+
+    async def failed_groups(self, wanted: QueueFilter, *, limit: int) -> list[FailureGroup]:
+        """What failed for good and is not purged yet, by stage and reason, the latest first."""
+        ...
+
+    async def failed_before(self) -> list[FailedBefore]:
+        """What had failed in rounds that were purged in the last days, by day, stage and reason."""
         ...
 
 
@@ -205,7 +214,10 @@ class ChainStore(Protocol):
         ...
 
     async def purge(self, round_id: bytes) -> int:
-        """Erase everything of a closed round. Returns how many shares (with tombstones) went."""
+        """Erase everything of a closed round. Returns how many shares (with tombstones) went.
+
+        Of those that had failed, stage and reason are counted, and nothing else is kept.
+        """
         ...
 
     async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
@@ -275,4 +287,8 @@ class Store(Queue, WalletStore, WorkStore, ChainStore, Protocol):
 
     async def recover(self) -> int:
         """On start: every WITNESSED share back to RECEIVED at its own time. Returns how many."""
+        ...
+
+    async def sweep(self) -> int:
+        """Forget what is kept of purged rounds' failures beyond its days."""
         ...

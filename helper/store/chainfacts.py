@@ -9,6 +9,7 @@ import orjson
 
 from helper.errors import StoreError
 from helper.share import ShareState
+from helper.store.failed_before import DAMAGED, count_failed
 from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, Spent
 from helper.store.tx import Tx, fact_row, read_fact
@@ -25,7 +26,7 @@ def save_rounds(tx: Tx, rounds: Sequence[RoundLike], at_ms: int) -> None:
     """Keep rounds as the chain tells them; what was done about their end stands."""
     for told in rounds:
         round_no = tx.need_round(told.round_id).no
-        kept = _round(tx, round_no)
+        kept = kept_round(tx, round_no)
         proposals = [[proposal.id, list(proposal.options)] for proposal in told.proposals]
         row = RoundRow(
             round_no=round_no,
@@ -43,7 +44,7 @@ def save_rounds(tx: Tx, rounds: Sequence[RoundLike], at_ms: int) -> None:
 def mark_closed(tx: Tx, round_id: bytes, at_ms: int) -> None:
     """Note that the chain has closed a round; the first time stands."""
     key = tx.round_key(round_id)
-    kept = None if key is None else _round(tx, key.no)
+    kept = None if key is None else kept_round(tx, key.no)
     if kept is not None and kept.closed_ms is None:
         tx.run("save_round", kept._replace(closed_ms=at_ms).sealed(tx.keys.rows))
 
@@ -51,12 +52,12 @@ def mark_closed(tx: Tx, round_id: bytes, at_ms: int) -> None:
 def mark_alerted(tx: Tx, round_id: bytes, at_ms: int) -> None:
     """Note that a round's unsubmitted shares were reported; the first time stands."""
     key = tx.round_key(round_id)
-    kept = None if key is None else _round(tx, key.no)
+    kept = None if key is None else kept_round(tx, key.no)
     if kept is not None and kept.alerted_ms is None:
         tx.run("save_round", kept._replace(alerted_ms=at_ms).sealed(tx.keys.rows))
 
 
-def _round(tx: Tx, round_no: int) -> RoundRow | None:
+def kept_round(tx: Tx, round_no: int) -> RoundRow | None:
     """A round as it is kept; a damaged row counts as none."""
     found = tx.one("round", (round_no,))
     row = None if found is None else RoundRow(*found)
@@ -190,8 +191,8 @@ def close_some(tx: Tx, round_id: bytes, note: str, at_ms: int, limit: int) -> in
     return sum(move(tx, share_id, change) is not None for share_id in ids)
 
 
-def purge_some(tx: Tx, round_id: bytes, limit: int) -> tuple[int, bool]:
-    """Erase some of what a round has.
+def purge_some(tx: Tx, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
+    """Erase some of what a round has; of its failed shares stage and reason are counted.
 
     Returns:
         How many shares and tombstones went, and whether the round is gone altogether.
@@ -202,9 +203,11 @@ def purge_some(tx: Tx, round_id: bytes, limit: int) -> tuple[int, bool]:
     params = {"round_no": key.no, "limit": limit}
     ids = [(row[0], ShareState.RECEIVED.value) for row in tx.all("round_waiting", params)]
     ids += [(row[0], row[1]) for row in tx.all("round_not_waiting", params)]
-    for share_id, state in ids:
-        _delete(tx, share_id, key.no, state)
     if ids:
+        reasons = [_why_failed(tx, share_id) for share_id, _ in ids]
+        count_failed(tx, [why for why in reasons if why is not None], at_ms)
+        for share_id, state in ids:
+            _delete(tx, share_id, key.no, state)
         return len(ids), False
     buried = tx.run("purge_tombstones", params)
     tx.count(key.no, ShareState.SUBMITTED, -buried)
@@ -218,3 +221,11 @@ def purge_some(tx: Tx, round_id: bytes, limit: int) -> tuple[int, bool]:
         tx.run(name, (key.no,))
     tx.forget_rounds()
     return 0, True
+
+
+def _why_failed(tx: Tx, share_id: int) -> tuple[str, str] | None:
+    """Stage and reason of a share that failed and is about to be erased; None of one that had not."""
+    row = tx.share(share_id)
+    if row is None or not row.is_sound(tx.keys.rows):
+        return DAMAGED
+    return (row.stage, row.note) if row.state == ShareState.FAILED else None

@@ -8,7 +8,7 @@ from typing import Any, Final
 from helper.errors import StoreCorrupt
 from helper.share import ShareState
 from helper.store.records import Column, share_ref
-from helper.store.rows import QueueEntry, QueueFilter
+from helper.store.rows import MIN_REF_CHARS, QueueEntry, QueueFilter
 from helper.store.tx import Params
 
 Row = tuple[Any, ...]
@@ -17,6 +17,7 @@ Fetch = Callable[[str, Params], Awaitable[list[Row]]]
 
 UNREADABLE_NOTE: Final = "the row can not be read: it is damaged on disk"
 _FOR_EVER: Final = 2**62
+_MAC_CHARS: Final = 64
 _KINDS: Final = (bytes, bytes, int, int, int, int, int, str, str)
 """What the columns of an entry are in a row that is as it was written."""
 
@@ -34,11 +35,7 @@ async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[Queu
 
 async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[Row]:
     """The rows that match, at most `limit` of each round that has waiting ones and of each other state."""
-    wanted: dict[str, Column] = {
-        "due_before_ms": _FOR_EVER if query.due_before_ms is None else query.due_before_ms,
-        "stage": query.stage,
-        "limit": limit,
-    }
+    wanted: dict[str, Column] = {**conditions(query), "limit": limit}
     rows: list[Row] = []
     if ShareState.RECEIVED in states:
         for round_id in await _rounds(fetch, query):
@@ -46,6 +43,14 @@ async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], l
     for state in sorted(states - {ShareState.RECEIVED}):
         rows += await fetch("list_under_way", {**wanted, "round_id": query.round_id, "state": state.value})
     return rows
+
+
+def conditions(query: QueueFilter) -> dict[str, Column]:
+    """The time and the stage of a filter as parameters of a query."""
+    return {
+        "due_before_ms": _FOR_EVER if query.due_before_ms is None else query.due_before_ms,
+        "stage": query.stage,
+    }
 
 
 async def _one_by_one(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[Row]:
@@ -138,3 +143,11 @@ def entry_of(row: Row) -> QueueEntry:
         note=note,
         damaged=bool(set_aside),
     )
+
+
+def ref_bounds(ref: str) -> tuple[bytes, bytes] | None:
+    """The least and the greatest mac whose hex begins so; None when no name does."""
+    prefix = ref.lower()
+    if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):
+        return None
+    return bytes.fromhex(prefix.ljust(_MAC_CHARS, "0")), bytes.fromhex(prefix.ljust(_MAC_CHARS, "f"))

@@ -165,6 +165,9 @@ DELETE FROM history WHERE share_id = ? AND n <= ? AND counted = 0;
 INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)
 VALUES (?, ?, ?, ?, ?, ?, 0, ?);
 
+-- name: carry_reveal
+INSERT INTO reveals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- name: reveal
 SELECT * FROM reveals WHERE share_id = ?;
 
@@ -315,3 +318,58 @@ GROUP BY 1;
 SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
 FROM shares s WHERE s.state <> 0 AND s.state = 3
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
+
+-- ---------------------------------------------------------------- operators' acts
+
+-- name: begin_action
+INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (?, ?, ?, ?, ?, ?) RETURNING id;
+
+-- name: end_action
+UPDATE actions SET ended_ms = ?, outcome = ? WHERE id = ?;
+
+-- name: trim_actions
+DELETE FROM actions WHERE id <= ?;
+
+-- name: actions
+SELECT id, uid, who, way, begun_ms, what, wanted, ended_ms, outcome FROM actions ORDER BY id DESC LIMIT ?;
+
+-- Only the index is read: a row is looked at when something is done with it.
+
+-- name: failed_ids
+SELECT id FROM shares WHERE state <> 0 AND state = 3
+  AND (:round_no IS NULL OR round_no = :round_no) AND id > :after AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT :limit;
+
+-- name: ids_by_prefix
+SELECT id FROM shares WHERE mac BETWEEN ? AND ? LIMIT 2;
+
+-- name: failed_groups
+SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = 3 AND (:round_id IS NULL OR k.round_id = :round_id)
+  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
+
+-- name: add_failed_before
+INSERT INTO failed_before (day, stage, reason, n) VALUES (:day, :stage, :reason, :n)
+ON CONFLICT (day, stage, reason) DO UPDATE SET n = n + excluded.n;
+
+-- name: has_failed_before
+SELECT 1 FROM failed_before WHERE day = :day AND stage = :stage AND reason = :reason;
+
+-- name: kinds_failed_before
+SELECT count(*) FROM failed_before WHERE day = ?;
+
+-- name: sweep_failed_before
+DELETE FROM failed_before WHERE day < :first OR day > :last;
+
+-- name: failed_before
+SELECT day, stage, reason, n FROM failed_before ORDER BY day DESC, stage, reason;
+
+-- name: tree_sizes
+SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
+FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.no;
+
+-- name: rounds_of_spent
+SELECT k.round_id FROM round_keys k WHERE EXISTS (
+  SELECT 1 FROM spent s WHERE s.round_no = k.no AND s.nullifier = ?);

@@ -18,13 +18,14 @@ import aiosqlite
 
 from helper.errors import StoreError, StoreForeign
 from helper.share import ShareState
+from helper.store import act_reading
+from helper.store.act_rows import Action, FailedBefore
 from helper.store.failure import code_of, translate
-from helper.store.listing import Fetch, Row, entry_of, list_shares
+from helper.store.listing import Fetch, Row, entry_of, list_shares, ref_bounds
 from helper.store.opening import APPLICATION_ID
 from helper.store.queries import migrations, queries
 from helper.store.records import Column, RoundRow
 from helper.store.rows import (
-    MIN_REF_CHARS,
     MINUTES_AHEAD,
     DamagedShare,
     DueAhead,
@@ -34,11 +35,11 @@ from helper.store.rows import (
     QueueFilter,
     QueueStory,
     RoundOutlook,
+    StoredRound,
 )
 from helper.store.tx import Params
 
 T = TypeVar("T")
-_MAC_CHARS: Final = 64
 _CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 
@@ -146,6 +147,30 @@ class ReadOnlyQueue:
         """Every round in sums: its end, its shares by state, when those that wait are due. `now` in unix seconds."""
         return await self._with(lambda fetch: outlook(fetch, int(now * 1000)))
 
+    async def rounds(self) -> list[StoredRound]:
+        """All rounds kept, by age on the chain."""
+        return await self._with(act_reading.rounds)
+
+    async def tree_sizes(self) -> dict[bytes, int]:
+        """How many leaves of each round's tree are kept."""
+        return await self._with(act_reading.tree_sizes)
+
+    async def actions(self, *, limit: int) -> list[Action]:
+        """The latest acts, newest first."""
+        return await self._with(lambda fetch: act_reading.actions(fetch, limit))
+
+    async def failed_groups(self, wanted: QueueFilter, *, limit: int) -> list[FailureGroup]:
+        """What failed for good and is not purged yet, by stage and reason."""
+        return await self._with(lambda fetch: act_reading.failed_groups(fetch, wanted, limit))
+
+    async def failed_before(self) -> list[FailedBefore]:
+        """What had failed in rounds that are purged."""
+        return await self._with(act_reading.failed_before)
+
+    async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
+        """The rounds in which the chain has counted a nullifier, whoever revealed it."""
+        return await self._with(lambda fetch: act_reading.rounds_of_spent(fetch, nullifier))
+
     async def _with(self, ask: Callable[[Fetch], Awaitable[T]]) -> T:
         reader = Reader(self._path)
         await reader.open()
@@ -172,11 +197,8 @@ async def counts(fetch: Fetch) -> dict[bytes, dict[ShareState, int]]:
 
 async def show(fetch: Fetch, ref: str) -> QueueStory | None:
     """One share's whole story."""
-    prefix = ref.lower()
-    if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):
-        return None
-    bounds = (bytes.fromhex(prefix.ljust(_MAC_CHARS, "0")), bytes.fromhex(prefix.ljust(_MAC_CHARS, "f")))
-    rows = await fetch("shares_by_prefix", bounds)
+    bounds = ref_bounds(ref)
+    rows = [] if bounds is None else await fetch("shares_by_prefix", bounds)
     if len(rows) != 1:
         return None
     share_id, received_ms, vote_end_time = rows[0][-3:]

@@ -9,8 +9,10 @@ from hmac import compare_digest
 from types import NoneType
 from typing import NamedTuple
 
+import orjson
+
 from helper.share import Share, ShareState
-from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal
+from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 
 Column = int | str | bytes | float | None
 """What a column may hold."""
@@ -212,6 +214,18 @@ class RoundRow(NamedTuple):
     def is_sound(self, key: bytes) -> bool:
         """Whether the row is as it was written."""
         return is_sound(key, self)
+
+    def stored(self, round_id: bytes) -> StoredRound:
+        """The row as the service gets it."""
+        return StoredRound(
+            round_id=round_id,
+            status=self.status,
+            vote_end_time=self.vote_end_time,
+            created_at_height=self.created_at_height,
+            proposals=tuple((number, tuple(options)) for number, options in orjson.loads(self.proposals)),
+            closed_at=None if self.closed_ms is None else self.closed_ms / 1000,
+            alerted_at=None if self.alerted_ms is None else self.alerted_ms / 1000,
+        )
 
 
 def share_ref(mac: bytes) -> str:

@@ -17,6 +17,7 @@ from helper.store import messages, reading, work
 from helper.store.listing import list_shares
 from helper.store.reading import Reader
 from helper.store.rows import DamagedShare, DueAhead, FailureGroup, QueueEntry, QueueFilter, QueueStory
+from helper.store.sqlite_acts import SqliteActs
 from helper.store.sqlite_chain import SqliteChain
 from helper.store.sqlite_work import SqliteWork
 from helper.store.writer import Writer, WriterStats
@@ -37,7 +38,7 @@ def report_damaged(share: DamagedShare) -> None:
     )
 
 
-class SqliteStore(SqliteWork, SqliteChain):
+class SqliteStore(SqliteWork, SqliteChain, SqliteActs):
     """All of `helper.store.base.Store` on one SQLite file.
 
     Args:
@@ -56,20 +57,23 @@ class SqliteStore(SqliteWork, SqliteChain):
         self._clock = SystemClock() if clock is None else clock
         self._writer = Writer(path, self._clock, on_damaged)
         self._reader = Reader(path)
+        self._operators = Reader(path)
 
     async def open(self) -> None:
         """Make or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
         await self._writer.start()
         try:
             await self._reader.open()
+            await self._operators.open()
         except BaseException:
-            await self._writer.stop()
+            await self.close()
             raise
 
     async def close(self) -> None:
         """Finish what was handed in, erase what is to be erased, and let go of the file."""
-        # The reader first: closing the writer's descriptors would drop the reader's locks.
+        # The readers first: closing the writer's descriptors would drop their locks.
         await self._reader.close()
+        await self._operators.close()
         await self._writer.stop()
 
     async def recover(self) -> int:
@@ -106,7 +110,7 @@ class SqliteStore(SqliteWork, SqliteChain):
 
     async def _integrity(self) -> list[str]:
         try:
-            found = [str(row[0]) for row in await self._reader.run("PRAGMA integrity_check(20)")]
+            found = [str(row[0]) for row in await self._operators.run("PRAGMA integrity_check(20)")]
         except StoreCorrupt as error:
             return [str(error)]
         return [] if found == ["ok"] else found
@@ -130,24 +134,24 @@ class SqliteStore(SqliteWork, SqliteChain):
 
     async def counts(self) -> dict[bytes, dict[ShareState, int]]:
         """Shares by round and state; SUBMITTED counts tombstones."""
-        return await reading.counts(self._reader.fetch)
+        return await reading.counts(self._operators.fetch)
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """The first `limit` live shares that match, by time due."""
-        return await list_shares(self._reader.fetch, query, limit)
+        return await list_shares(self._operators.fetch, query, limit)
 
     async def show(self, share_ref: str) -> QueueStory | None:
         """The whole story of one live share, None when none or more than one has this name."""
-        return await reading.show(self._reader.fetch, share_ref)
+        return await reading.show(self._operators.fetch, share_ref)
 
     async def damaged(self) -> list[DamagedShare]:
         """The rows that were set aside."""
-        return await reading.damaged(self._reader.fetch)
+        return await reading.damaged(self._operators.fetch)
 
     async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
         """When the waiting shares of each round are due."""
-        return await reading.due_ahead(self._reader.fetch, int(now * 1000))
+        return await reading.due_ahead(self._operators.fetch, int(now * 1000))
 
     async def failures(self, *, limit: int) -> list[FailureGroup]:
         """What failed for good, by stage and reason."""
-        return await reading.failures(self._reader.fetch, limit)
+        return await reading.failures(self._operators.fetch, limit)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import orjson
-
 from helper.share import ShareState
 from helper.store import chainfacts
 from helper.store.chainfacts import LEAF_BYTES
@@ -30,7 +28,7 @@ class SqliteChain(SqlitePart):
     async def rounds(self) -> list[StoredRound]:
         """All rounds kept, by age on the chain; a damaged one is left out until the chain tells it again."""
         found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
-        return [_stored(round_id, row) for round_id, row in found if row.is_sound(self._writer.keys.rows)]
+        return [row.stored(round_id) for round_id, row in found if row.is_sound(self._writer.keys.rows)]
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Note that the chain has closed the round; the first time stands."""
@@ -60,7 +58,7 @@ class SqliteChain(SqlitePart):
         """Erase everything of a closed round."""
         total, gone = 0, False
         while not gone:
-            op = partial(chainfacts.purge_some, round_id=round_id, limit=CLOSED_AT_ONCE)
+            op = partial(chainfacts.purge_some, round_id=round_id, at_ms=self._now_ms(), limit=CLOSED_AT_ONCE)
             erased, gone = await self._writer.run(op)
             total += erased
         return total
@@ -117,15 +115,3 @@ class SqliteChain(SqlitePart):
     async def set_meta(self, key: str, value: str) -> None:
         """Remember a text."""
         await self._writer.run(partial(chainfacts.set_meta, key=key, value=value))
-
-
-def _stored(round_id: bytes, row: RoundRow) -> StoredRound:
-    return StoredRound(
-        round_id=round_id,
-        status=row.status,
-        vote_end_time=row.vote_end_time,
-        created_at_height=row.created_at_height,
-        proposals=tuple((number, tuple(options)) for number, options in orjson.loads(row.proposals)),
-        closed_at=None if row.closed_ms is None else row.closed_ms / 1000,
-        alerted_at=None if row.alerted_ms is None else row.alerted_ms / 1000,
-    )

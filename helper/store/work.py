@@ -128,7 +128,7 @@ def _due_row(tx: Tx, share_id: int, now_ms: int) -> ShareRow | None:
 
 def _claim(tx: Tx, row: ShareRow) -> QueuedShare:
     claimed = row._replace(state=ShareState.WITNESSED.value, stage="proof", note="taken up")
-    _write(tx, row, claimed)
+    rewrite(tx, row, claimed)
     return claimed.queued()
 
 
@@ -156,7 +156,7 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
         stage=short(change.stage, _STAGE_CHARS),
         note=short(change.note),
     )
-    moved = _write(tx, row, moved)
+    moved = rewrite(tx, row, moved)
     _tell(tx, moved, change.at_ms, counted=bool(change.attempts))
     return moved
 
@@ -187,8 +187,12 @@ def load(tx: Tx, share_id: int, at_ms: int) -> ShareRow | None:
     return row
 
 
-def _write(tx: Tx, was: ShareRow, row: ShareRow) -> ShareRow:
-    """Write a changed row, if it still stands where it was read."""
+def rewrite(tx: Tx, was: ShareRow, row: ShareRow) -> ShareRow:
+    """Write a changed row, if it still stands where it was read; the row with its check. The schema knows the moves.
+
+    Raises:
+        StoreError: it does not.
+    """
     row = row.sealed(tx.keys.rows)
     changed = tx.run(
         "change_share",

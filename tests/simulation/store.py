@@ -231,7 +231,7 @@ class SimStore(SqliteStore):
         self._clock = clock
         self.inline = InlineWriter(disk, clock)
         self._writer = self.inline
-        self._reader = InlineReader(disk, self.inline)
+        self._reader = self._operators = InlineReader(disk, self.inline)
         self.on_spend: Callable[[int, str, str], None] = lambda share_id, stage, note: None
 
     async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:

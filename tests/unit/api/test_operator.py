@@ -10,7 +10,8 @@ import pytest
 from helper.api import views
 from helper.api.operator import make_operator_app
 from helper.share import ShareState
-from helper.store.base import DamagedShare, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from helper.store.act_base import FailedBefore
+from helper.store.base import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, QueueStory
 from tests.unit.api.wallet_parts import is_error
 from tests.unit.intake_parts import END, ROUND_ID
 
@@ -71,6 +72,12 @@ class FakeQueue:
 
     async def damaged(self) -> list[DamagedShare]:
         return [DamagedShare("fedcba987654", ROUND_ID, 9)]
+
+    async def failed_groups(self, wanted: QueueFilter, *, limit: int) -> list[FailureGroup]:
+        return [FailureGroup((END - 50) * 1000, "proof", "timed out", 2)]
+
+    async def failed_before(self) -> list[FailedBefore]:
+        return [FailedBefore(20_000, "closed", "the round closed before it was counted", 3)]
 
 
 class Operators:
@@ -186,6 +193,16 @@ async def test_stats_count_by_round_and_in_all(operators: Operators) -> None:
     assert stats["rounds"]["01" * 32] == {"total": 2, **states, "broadcast": 0, "submitted": 0, "failed": 2}
     assert stats["damaged"] == [{"ref": "fedcba987654", "round": ROUND_ID.hex(), "state": "9"}]
     assert stats["service"] == {"paused": None, "endpoints": []}
+    assert stats["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
+    assert stats["failed_before"] == [
+        {"day": 20_000 * 86_400, "stage": "closed", "reason": "the round closed before it was counted", "count": 3}
+    ]
+
+
+async def test_a_list_of_failed_shares_tells_their_kinds_too(operators: Operators) -> None:
+    failed = (await operators.get("/queue?state=failed")).json()
+    assert failed["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
+    assert "failed" not in (await operators.get("/queue?state=received")).json()
 
 
 async def test_the_wallets_part_is_not_served_here(operators: Operators) -> None:

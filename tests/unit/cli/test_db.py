@@ -73,7 +73,7 @@ def test_there_and_back_with_a_passphrase(
     assert told(capsys) == {
         "database": str(there),
         "set_aside": None,
-        "schema": 1,
+        "schema": 2,
         "live": 2,
         "confirmed": 0,
         "damaged": 0,

@@ -28,7 +28,9 @@ from hypothesis.stateful import (
 from helper.errors import StoreError
 from helper.share import TRANSITIONS, ShareState
 from helper.store import SqliteStore
+from helper.store.act_base import Carried, CarriedReveal
 from helper.store.base import Enqueued
+from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, posted, reveal
 from tests.unit.store.test_chain_facts import ToldRound
@@ -39,6 +41,7 @@ NUMBERS = st.integers(0, 4)
 ROUNDS = st.sampled_from([ROUND, OTHER_ROUND])
 LATER = st.sampled_from([0, 0, 0, 1, 30])
 SELDOM = st.sampled_from([False] * 5 + [True])
+CARRIED = [ShareState.FAILED, ShareState.BROADCAST]
 IN_HAND = {ShareState.WITNESSED, ShareState.BROADCAST}
 WORKING = {ShareState.RECEIVED, *IN_HAND}
 Name = tuple[bytes, int]
@@ -212,6 +215,53 @@ class Model(RuleBasedStateMachine):
             if kept := self.moves(name, work, {ShareState.FAILED}, ShareState.RECEIVED):
                 kept.attempts = kept.crashes = 0
 
+    # Operators, many shares at once
+
+    @rule(numbers=st.sets(NUMBERS, min_size=1), closed=st.sampled_from([(), (), (ROUND,)]), dry=SELDOM)
+    def retry_many(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
+        names = [(round_id, number) for round_id in (ROUND, OTHER_ROUND) for number in sorted(numbers)]
+        meant = [self.live[name] for name in names if name in self.live]
+        failed = [name for name in names if name in self.live and self.live[name].state is ShareState.FAILED]
+        ids = [kept.row for kept in meant]
+        counts = self.run(self.store.retry_some(ids, QueueFilter(), closed=closed, note="asked for", dry=dry))
+        retried = [name for name in failed if name[0] not in closed]
+        assert (counts["retried"], counts["closed"]) == (len(retried), len(failed) - len(retried))
+        for name in [] if dry else retried:
+            kept = self.live[name]
+            kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
+
+    @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=SELDOM)
+    def hand_over(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
+        meant = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
+        checks = dict(self.read("SELECT id, row_check FROM shares"))
+        marks = [(kept.row, b"12345678" if stale else checks[kept.row]) for kept in meant]
+        counts = self.run(self.store.hand_over_some(marks, note="gone", at_rest=at_rest))
+        at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
+        moved = [] if stale else [kept for kept in meant if kept.state in at_rest_states or not at_rest]
+        assert (counts["moved"], counts["stayed"]) == (len(moved), len(meant) - len(moved))
+        for kept in moved:
+            kept.state = ShareState.FAILED
+
+    @rule(round_id=ROUNDS, number=NUMBERS, state=st.sampled_from([ShareState.RECEIVED, *CARRIED]), wait=LATER)
+    def take_over(self, round_id: bytes, number: int, state: ShareState, wait: int) -> None:
+        name, one = (round_id, number), posted(number, submit_at=int(self.clock.now()) + wait, round_id=round_id)
+        sent = CarriedReveal(reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
+        carried = Carried(one.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
+        known_round = any(stored.round_id == round_id for stored in self.run(self.store.rounds()))
+        (told,) = self.run(self.store.take_over_some([(carried, one.nullifier)], note="taken", dry=False))
+        if not known_round:
+            assert told == "unknown"
+        elif name in self.spent:
+            assert told == "spent"
+        elif name in self.live or name in self.buried:
+            assert told == "known"
+        else:
+            assert told == "taken"
+            ((row, due_ms),) = self.read("SELECT id, due_ms FROM shares WHERE nullifier = ?", one.nullifier)
+            assert due_ms == max(self.now_ms, one.share.submit_at * 1000)
+            early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
+            self.live[name] = Kept(row, ShareState.RECEIVED if early else state, due_ms, 3, 1, 2)
+
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -296,7 +346,7 @@ class Model(RuleBasedStateMachine):
         """One of the live shares."""
         return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
 
-    def read(self, sql: str, *values: object) -> list[tuple[int, ...]]:
+    def read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         conn = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
         try:
             return conn.execute(sql, values).fetchall()

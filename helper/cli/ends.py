@@ -1,0 +1,27 @@
+"""How what went wrong ends a command: one place that gives errors their exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from helper.cli.output import Exit, fail
+from helper.errors import ChainUnavailable, DaemonSilent, NothingThere
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """End with 2 for a wrong word (ValueError), 4 for what this user may not, 5 and 6 for what or who is not there.
+
+    Every other error of ours ends the command with 1 (`helper.cli.main`).
+    """
+    try:
+        yield
+    except NothingThere as error:
+        fail(f"{error}\n{error.advice}", Exit.NOT_FOUND)
+    except (DaemonSilent, ChainUnavailable) as error:
+        fail(f"{error}\n{error.advice}", Exit.UNREACHABLE)
+    except PermissionError as error:
+        fail(str(error), Exit.NOT_AUTHORISED)
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)

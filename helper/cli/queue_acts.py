@@ -1,0 +1,131 @@
+"""`svote-helper queue retry`, `purge` and `audit`: done by the daemon, or on the file while none runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helper.api import views
+from helper.cli import queue_text
+from helper.cli.consent import DryRunOption, YesOption, consent, need_somebody
+from helper.cli.ends import exits
+from helper.cli.options import (
+    ConfigOption,
+    DbOption,
+    DueBeforeOption,
+    JsonOption,
+    RoundOption,
+    StageOption,
+    StateOption,
+)
+from helper.cli.output import Exit, emit_json, say
+from helper.cli.target import Target
+from helper.hardening import harden_process
+
+if TYPE_CHECKING:
+    from helper.operations import Operations
+    from helper.store.act_base import Actor
+
+RefsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SHARE]...", help="Names of shares as in the list, or their first 6 characters.", show_default=False
+    ),
+]
+
+
+def retry(
+    *,
+    shares: RefsArgument = None,
+    round_id: RoundOption = "",
+    state: StateOption = "",
+    due_before: DueBeforeOption = "",
+    stage: StageOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Try failed shares again, all or those that are meant: each at its own time, with all its attempts back.
+
+    Shares of a round that the chain has closed stay as they are. Works on the running helper, and on the database while
+    none runs.
+    """
+    need_somebody(yes=yes, dry_run=dry_run)
+    target, refs = Target.of(config, db), shares or []
+    wanted = {"round": round_id, "state": state, "due_before": due_before, "stage": stage}
+
+    def do(*, dry: bool) -> dict[str, Any]:
+        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
+            return await operations.retry(actor, views.parse_filter(*wanted.values()), refs, dry=dry)
+
+        return target.act("/queue/retry", {**wanted, "refs": refs, "dry_run": dry}, on_file, dry=dry)
+
+    with exits():
+        answer = do(dry=True) if dry_run or not yes else {"retried": 0}
+        if not dry_run:
+            if answer["retried"]:
+                consent(f"Try {answer['retried']} failed shares again?", yes=yes)
+            answer = do(dry=False)
+    if json:
+        emit_json(answer)
+    else:
+        queue_text.print_retried(answer)
+    if answer["closed"] and not answer["retried"]:
+        raise typer.Exit(Exit.FAILURE)
+
+
+def purge(
+    *,
+    round_id: Annotated[str, typer.Option("--round", help="The round (64 hex characters).", show_default=False)],
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Erase all that is kept of a round now, before its usual time: only one that the chain's own word has closed.
+
+    Works on the running helper, and on the database while none runs, where the helper had found the round closed.
+    """
+    need_somebody(yes=yes, dry_run=dry_run)
+    target = Target.of(config, db)
+    harden_process()
+
+    def do(*, dry: bool) -> dict[str, Any]:
+        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
+            return await operations.purge(actor, views.parse_round(round_id), dry=dry)
+
+        return target.act(f"/rounds/{views.parse_round(round_id).hex()}/purge", {"dry_run": dry}, on_file, dry=dry)
+
+    with exits():
+        answer = do(dry=True) if dry_run or not yes else {}
+        if not dry_run:
+            if not yes:
+                queue_text.print_purged(answer)
+            consent("Erase all of this round?", yes=yes)
+            answer = do(dry=False)
+    if json:
+        emit_json(answer)
+    else:
+        queue_text.print_purged(answer)
+
+
+def audit(
+    limit: Annotated[str, typer.Option(help="At most so many.")] = "50",
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Tell what operators have done to the queue, the latest first: who, when, what, and what came of it."""
+    with exits():
+        answer = Target.of(config, db).ask("/actions", {"limit": limit})
+    if json:
+        emit_json(answer)
+    else:
+        queue_text.print_audit(answer)
+        if not answer["actions"]:
+            say("nothing was done yet")

@@ -1,0 +1,207 @@
+"""`svote-helper queue export` and `import`: shares on their way to another machine, in an encrypted file."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helper.api import views
+from helper.cli import queue_text
+from helper.cli.consent import DryRunOption, YesOption, consent, need_somebody
+from helper.cli.ends import exits
+from helper.cli.options import (
+    ConfigOption,
+    DbOption,
+    DueBeforeOption,
+    JsonOption,
+    RoundOption,
+    StageOption,
+    StateOption,
+)
+from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
+from helper.cli.queue_acts import RefsArgument
+from helper.cli.queue_source import need_database
+from helper.cli.target import Target
+from helper.clock import SystemClock
+from helper.hardening import harden_process
+
+if TYPE_CHECKING:
+    from helper.operations import Operations
+    from helper.store.act_base import Actor
+    from helper.store.handing_over import Selection
+
+
+def export(
+    *,
+    shares: RefsArgument = None,
+    output: Annotated[Path, typer.Option(help="Where to write it; nothing may have this name yet.")],
+    move: Annotated[
+        bool, typer.Option("--move", help="Hand the shares over: this machine leaves them alone from then on.")
+    ] = False,
+    round_id: RoundOption = "",
+    state: StateOption = "",
+    due_before: DueBeforeOption = "",
+    stage: StageOption = "",
+    passphrase_file: PassphraseOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write live shares into a file encrypted with a passphrase, for `queue import` on another machine.
+
+    Whether the helper runs or not. Without --move it is a copy, and both machines reveal the shares (the chain counts
+    each once). With --move they are set aside here, as failed with the stage "moved", before the file gets its name;
+    what is in hand stays. `queue retry --stage moved` takes them back.
+    """
+    if move:
+        need_somebody(yes=yes, dry_run=dry_run)
+    target, refs = Target.of(config, db), [ref.lower() for ref in shares or []]
+    wanted = {"round": round_id, "state": state, "due_before": due_before, "stage": stage}
+    harden_process()
+    with exits(), permitted():
+        need_database(target.socket, target.database)
+        selection = _select(target.database, wanted, refs)
+    number = len(selection.carried)
+    left = {why: selection.left[why] for why in ("damaged", "closed", "moved")}
+    answer = {"output": str(output), "shares": number, "left": left, "move": move, "dry_run": dry_run}
+    if not number:
+        fail("there is no such share to export", Exit.NOT_FOUND)
+    if not dry_run:
+        if move:
+            consent(f"Hand {number} shares over, so that this machine leaves them alone?", yes=yes)
+        sealed = _seal(selection, read_passphrase(passphrase_file, new=True))
+        body = {**wanted, "named": len(refs), "shares": number}
+        with exits(), permitted():
+            answer |= {"bytes": len(sealed), **_hand_over(target, output, sealed, selection, body, move=move)}
+    if json:
+        emit_json(answer)
+    else:
+        queue_text.print_exported(answer)
+
+
+def _select(database: Path, wanted: Mapping[str, str], refs: list[str]) -> Selection:
+    """What the file will carry, as it stands in this moment."""
+    # loaded here, so that the help needs no native code
+    from helper.store.handing_over import select_for_export  # noqa: PLC0415
+    from helper.store.snapshot import take_snapshot  # noqa: PLC0415
+
+    conditions = views.parse_filter(*wanted.values())
+    for ref in refs:
+        views.parse_ref(ref)
+    return select_for_export(take_snapshot(database, SystemClock()).image, conditions, refs)
+
+
+def _seal(selection: Selection, passphrase: str) -> bytes:
+    from helper.store.backup import MIN_PASSPHRASE, seal  # noqa: PLC0415
+    from helper.transfer import Head, write_head, write_line  # noqa: PLC0415
+
+    if len(passphrase) < MIN_PASSPHRASE:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
+    # the passphrase costs a second of a core, which the helper's wallets may want
+    os.nice(10)
+    made_at = int(SystemClock().now())
+    head = Head(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.carried))
+    return seal(b"".join([write_head(head), *map(write_line, selection.carried)]), passphrase=passphrase)
+
+
+def _hand_over(
+    target: Target, output: Path, sealed: bytes, selection: Selection, body: Mapping[str, Any], *, move: bool
+) -> dict[str, Any]:
+    """Put the export on record, and with `move` set the shares aside, between the file's bytes and its name."""
+    from helper.store.backup import new_file  # noqa: PLC0415
+
+    wanted = views.parse_filter(*(str(body[name]) for name in ("round", "state", "due_before", "stage")))
+
+    async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
+        if move:
+            return await operations.hand_over(actor, wanted, int(body["named"]), selection.marks)
+        return await operations.note_export(actor, wanted, int(body["named"]), len(selection.carried))
+
+    with new_file(output, sealed) as written:
+        try:
+            return target.act("/queue/export", _with_marks(body, selection) if move else body, on_file)
+        except BaseException:
+            if move:
+                say(f"shares may have been handed over: they are in {written}, keep it")
+            else:
+                written.unlink()
+            raise
+
+
+def _with_marks(body: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
+    from helper.api.acts import MARK  # noqa: PLC0415
+
+    marks = b"".join(MARK.pack(number, check) for number, check in selection.marks)
+    return {**body, "marks": b64encode(marks).decode()}
+
+
+def import_(
+    *,
+    file: Annotated[Path, typer.Argument(help="What `queue export` wrote.")],
+    passphrase_file: PassphraseOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take over the shares in another machine's export, each as it stood there and at its own time.
+
+    May be done twice: shares that are known here, or that the chain has counted, are left. Works on the running helper,
+    and on the database while none runs; a round must be known here, so let a new helper read the chain first.
+    """
+    need_somebody(yes=yes, dry_run=dry_run)
+    target = Target.of(config, db)
+    harden_process()
+    lines = _open(file, passphrase_file)
+
+    def do(*, dry: bool) -> dict[str, Any]:
+        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
+            return await operations.take_over(actor, _each(lines), dry=dry)
+
+        query = {"dry_run": "1"} if dry else {}
+        return target.act("/queue/import", _pieces(lines), on_file, dry=dry, query=query)
+
+    with exits():
+        answer = do(dry=True) if dry_run or not yes else {}
+        if not dry_run:
+            if not yes:
+                queue_text.print_imported(answer)
+            consent("Take them over?", yes=yes)
+            answer = do(dry=False)
+    if json:
+        emit_json(answer)
+    else:
+        queue_text.print_imported(answer)
+    if answer["invalid"] or answer["unknown"]:
+        raise typer.Exit(Exit.DEGRADED)
+
+
+def _open(file: Path, passphrase_file: Path | None) -> list[bytes]:
+    """The lines of an export, without their ends."""
+    from helper.store.backup import needs_passphrase, refuse_other, unseal  # noqa: PLC0415
+
+    with permitted():
+        sealed = file.read_bytes()
+        refuse_other(sealed, str(file))
+        if not needs_passphrase(sealed):
+            fail(f"{file} is not an export of a queue: it was not made with a passphrase")
+        return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()
+
+
+async def _each(lines: list[bytes]) -> AsyncIterator[bytes]:
+    for line in lines:
+        yield line
+
+
+def _pieces(lines: list[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield line + b"\n"

@@ -1,0 +1,77 @@
+"""The queue that a command is about: a running daemon's, or a database's while none runs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from helper.cli.queue_source import ask, need_database, somebody_listens, tell
+from helper.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from helper.operations import Operations
+    from helper.store.act_base import Actor
+
+OnFile = Callable[["Operations", "Actor"], Awaitable[Mapping[str, int]]]
+"""What the daemon would do, done here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the queue is.
+
+    Attributes:
+        socket: the daemon's control socket.
+        database: its database.
+    """
+
+    socket: Path
+    database: Path
+
+    @classmethod
+    def of(cls, config: Path | None, db: Path | None) -> Target:
+        """As the settings say, or a flag."""
+        settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
+        return cls(settings.socket_path, settings.db_path)
+
+    def ask(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """An answer of the daemon, or of the file; see `queue_source.ask`."""
+        return ask(self.socket, self.database, path, {name: value for name, value in (query or {}).items() if value})
+
+    def act(
+        self,
+        path: str,
+        body: Mapping[str, Any] | Iterable[bytes],
+        on_file: OnFile,
+        *,
+        dry: bool = False,
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Have something done.
+
+        Args:
+            path: where the daemon takes it.
+            body: what it is told.
+            on_file: the same for where no daemon runs.
+            dry: only rehearsed.
+            query: conditions in the address.
+        """
+        if somebody_listens(self.socket):
+            return tell(self.socket, path, body, query)
+        need_database(self.socket, self.database)
+        return anyio.run(_on_file, self.database, on_file, dry)
+
+
+async def _on_file(database: Path, on_file: OnFile, dry: bool) -> dict[str, Any]:
+    # loaded here: they bring the store and native code, which a question to the daemon does not need
+    from helper.api.act_views import act_json  # noqa: PLC0415
+    from helper.cli.offline import operations_on, this_user  # noqa: PLC0415
+    from helper.telemetry.log import configure  # noqa: PLC0415
+
+    configure("warning")
+    async with operations_on(database) as operations:
+        return act_json(await on_file(operations, this_user()), dry=dry, source="file")

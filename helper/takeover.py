@@ -1,0 +1,167 @@
+"""Shares from another machine's export: each is checked as a wallet's is, and kept as it stood there.
+
+A share that is known here, or counted by the chain, or of a round that is closed or unknown, is left. So an import may
+be done twice, or begun again after it was cut off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import anyio.to_thread
+
+from helper.errors import ActRefused, TransferError
+from helper.share import Share
+from helper.store.act_base import Checked
+from helper.store.rows import StoredRound
+from helper.transfer import MAX_LINE, message_of, read_head, read_line
+from proofs import ProofsError, ShareCheck
+
+TAKEN_AT_ONCE: Final = 50
+"""Shares that are checked and kept together: some 15 ms of hashing, outside the interpreter's lock."""
+_CHAIN_ID: Final = "chain_id"
+
+
+class Checks(Protocol):
+    """The native checks; the module `proofs` is one."""
+
+    def check_share(
+        self,
+        *,
+        round_id: bytes,
+        shares_hash: bytes,
+        share_comms: bytes,
+        share_index: int,
+        proposal_id: int,
+        vote_decision: int,
+        primary_blind: bytes,
+        c1: bytes,
+        c2: bytes,
+    ) -> ShareCheck:
+        """Canonical encodings, points, hashes: the vote commitment and the nullifier, or a ProofsError."""
+        ...
+
+
+Rounds = Mapping[bytes, StoredRound]
+
+
+class TakingStore(Protocol):
+    """The part of the store that shares are taken over into."""
+
+    async def rounds(self) -> list[StoredRound]:
+        """All rounds kept."""
+        ...
+
+    async def get_meta(self, key: str) -> str | None:
+        """A remembered text."""
+        ...
+
+    async def take_over_some(self, carried: Sequence[Checked], *, note: str, dry: bool) -> Counter[str]:
+        """Keep those that are not known."""
+        ...
+
+
+async def take_over(
+    store: TakingStore, checks: Checks, lines: AsyncIterator[bytes], *, note: str, dry: bool
+) -> AsyncIterator[Counter[str]]:
+    """Take an export in, some shares at a time; yields what became of each lot.
+
+    Args:
+        store: where they go.
+        checks: the hashes.
+        lines: the export's lines, without their ends.
+        note: what the shares' histories are told.
+        dry: only count.
+
+    Raises:
+        TransferError: it is no export, or it ends early.
+        ActRefused: it is of another chain.
+    """
+    head = read_head(await anext(lines, b""))
+    ours = await store.get_meta(_CHAIN_ID)
+    if None not in {ours, head.chain_id} and ours != head.chain_id:
+        raise ActRefused(f"the export is of chain {head.chain_id}, and this queue of {ours}")
+    rounds = {stored.round_id: stored for stored in await store.rounds()}
+    seen, lot = 0, list[bytes]()
+    async for line in lines:
+        lot.append(line)
+        if len(lot) == TAKEN_AT_ONCE:
+            yield await _take(store, checks, rounds, lot, note=note, dry=dry)
+            seen, lot = seen + len(lot), []
+    if lot:
+        yield await _take(store, checks, rounds, lot, note=note, dry=dry)
+    if seen + len(lot) != head.shares:
+        raise TransferError(f"the export is cut off: {seen + len(lot)} of {head.shares} shares came")
+
+
+async def _take(
+    store: TakingStore,
+    checks: Checks,
+    rounds: Rounds,
+    lot: Sequence[bytes],
+    *,
+    note: str,
+    dry: bool,
+) -> Counter[str]:
+    checked = await anyio.to_thread.run_sync(_check_all, checks, rounds, lot)
+    counts = await store.take_over_some([one for one in checked if one is not None], note=note, dry=dry)
+    counts["invalid"] += checked.count(None)
+    return counts
+
+
+def _check_all(checks: Checks, rounds: Rounds, lot: Sequence[bytes]) -> list[Checked | None]:
+    """Shares with their nullifiers, None for one that would never be counted (in a thread)."""
+    return [_check(checks, rounds, line) for line in lot]
+
+
+def _check(checks: Checks, rounds: Rounds, line: bytes) -> Checked | None:
+    try:
+        carried = read_line(line)
+        nullifier = _hashes(checks, carried.share).nullifier
+    except (TransferError, ProofsError):
+        return None
+    told = rounds.get(carried.share.round_id)
+    if told is not None and not _fits(carried.share, told):
+        return None
+    if carried.reveal is not None and message_of(carried.reveal.prepared.message).nullifier != nullifier:
+        return None
+    return carried, nullifier
+
+
+def _hashes(checks: Checks, share: Share) -> ShareCheck:
+    return checks.check_share(
+        round_id=share.round_id,
+        shares_hash=share.shares_hash,
+        share_comms=share.share_comms,
+        share_index=share.share_index,
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
+        primary_blind=share.primary_blind,
+        c1=share.c1,
+        c2=share.c2,
+    )
+
+
+def _fits(share: Share, told: StoredRound) -> bool:
+    """Whether a share is one of its round: its question, its answer, its time."""
+    options = dict(told.proposals).get(share.proposal_id, ())
+    return share.vote_decision in options and share.submit_at <= told.vote_end_time
+
+
+async def split_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of a stream of bytes, without their ends.
+
+    Raises:
+        TransferError: one is too long, or the last has no end.
+    """
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > MAX_LINE:
+            break
+    if rest:
+        raise TransferError("the export is cut off, or has a line that is too long")

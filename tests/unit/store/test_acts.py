@@ -1,0 +1,272 @@
+"""What operators ask of the store: the record of acts, retries, handing over and taking over, what failed before."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from helper.share import ShareState
+from helper.store import ReadOnlyQueue, SqliteStore
+from helper.store.act_base import Actor, FailedBefore
+from helper.store.acts import ACTIONS_KEPT
+from helper.store.failed_before import DAYS_KEPT, KINDS_A_DAY, OTHER
+from helper.store.queries import migrations
+from helper.store.rows import QueueFilter
+from tests.support.clock import FakeClock
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, claim, hands_on, posted, put, reveal, rows
+from tests.unit.store.test_chain_facts import ToldRound
+
+ANN = Actor(1000, "ann", "socket")
+DAY = 86_400
+TODAY = int(NOW) // DAY
+
+
+async def failed(store: SqliteStore, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
+    """Shares that failed for good; their ids."""
+    await put(store, *numbers)
+    claimed = await claim(store)
+    for one in claimed:
+        await store.fail(one.id, stage=stage, note=note, spend_attempt=True)
+    return [one.id for one in claimed]
+
+
+async def retried(
+    store: SqliteStore,
+    ids: list[int],
+    wanted: QueueFilter | None = None,
+    *,
+    closed: tuple[bytes, ...] = (),
+    dry: bool = False,
+) -> dict[str, int]:
+    return dict(await store.retry_some(ids, wanted or QueueFilter(), closed=closed, note="by ann", dry=dry))
+
+
+# ---------------------------------------------------------------------- the migration
+
+
+async def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds(
+    opened: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr("helper.store.opening.migrations", lambda: migrations()[:1])
+        older.setattr("helper.store.writer.migrations", lambda: migrations()[:1])
+        store = await opened(path)
+        await failed(store, 1, 2)
+        await put(store, 3)
+        await store.close()
+        assert rows(path, "PRAGMA user_version") == [(1,)]
+
+    store = await opened(path)
+
+    assert rows(path, "PRAGMA user_version") == [(len(migrations()),)]
+    assert await store.counts() == {ROUND: {ShareState.FAILED: 2, ShareState.RECEIVED: 1}}
+    assert await store.actions(limit=9) == []
+    assert await retried(store, await store.failed_ids(None, after_id=0, limit=9)) == {"retried": 2}
+    assert {one.share for one in await claim(store)} == {posted(number).share for number in (1, 2, 3)}
+
+
+# ---------------------------------------------------------------------- the record
+
+
+async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
+    opened: Opener, store: SqliteStore, path: Path, clock: FakeClock
+) -> None:
+    first = await store.begin_action(ANN, "retry", {"round": ROUND.hex(), "named": 3})
+    clock.advance(2)
+    await store.end_action(first, {"retried": 3})
+    await store.begin_action(Actor(0, "root", "file"), "purge", {})
+    await store.close()
+
+    again = await opened(path)
+    for queue in (again, ReadOnlyQueue(path)):
+        cut_off, whole = await queue.actions(limit=5)
+        assert (whole.actor, whole.what, whole.wanted) == (ANN, "retry", {"round": ROUND.hex(), "named": 3})
+        assert (whole.begun_ms, whole.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
+        assert whole.outcome == {"retried": 3}
+        assert (cut_off.actor.name, cut_off.ended_ms, cut_off.outcome) == ("root", None, None)
+    assert [act.what for act in await again.actions(limit=1)] == ["purge"]
+
+
+async def test_the_record_does_not_grow_for_ever(store: SqliteStore, path: Path) -> None:
+    await store.begin_action(ANN, "first", {})
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute(
+            "INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted) VALUES (?, 0, 0, 'x', 'file', 'x', '{}')",
+            (ACTIONS_KEPT,),
+        )
+    await store.open()
+    await store.begin_action(ANN, "last", {})
+
+    assert [act.what for act in await store.actions(limit=9)] == ["last", "x"]
+    await store.close()
+
+
+async def test_a_record_that_a_disk_damaged_is_told_as_that(store: SqliteStore, path: Path) -> None:
+    await store.begin_action(ANN, "retry", {"named": 1})
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute("UPDATE actions SET wanted = '{\"nam'")
+    await store.open()
+    assert [act.wanted for act in await store.actions(limit=9)] == [{"damaged": True}]
+    await store.close()
+
+
+# ---------------------------------------------------------------------- retries
+
+
+@pytest.mark.rule("R15")
+async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: SqliteStore, path: Path) -> None:
+    await store.save_rounds([ToldRound()], NOW)
+    await put(store, 1, submit_at=int(NOW) + 5)
+    (queued,) = await claim(store)
+    await store.record_crash(queued.id, due_ms=queued.due_ms, note="killed")
+    (queued,) = await claim(store)
+    await store.prepare(queued.id, reveal(1))
+    await store.fail(queued.id, stage="broadcast", note="refused", spend_attempt=True)
+
+    assert await retried(store, [queued.id], dry=True) == {"retried": 1}
+    assert rows(path, "SELECT state FROM shares") == [(3,)], "a rehearsal changes nothing"
+    assert await retried(store, [queued.id]) == {"retried": 1}
+    assert await retried(store, [queued.id]) == {}
+
+    found = rows(path, "SELECT state, submit_at, due_ms, attempts, crashes FROM shares")
+    assert found == [(0, int(NOW) + 5, (int(NOW) + 5) * 1000, 0, 0)]
+    assert rows(path, "SELECT * FROM reveals") == [], "its old message is gone"
+    (again,) = await claim(store)
+    assert again.share == posted(1).at(int(NOW) + 5).share
+    (entry,) = await store.list_shares(QueueFilter(), 9)
+    story = await store.show(entry.ref)
+    assert story is not None
+    assert ("operator", "by ann") in [(line.stage, line.note) for line in story.history]
+
+
+async def test_a_closed_rounds_shares_stay_failed(store: SqliteStore) -> None:
+    await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND)], NOW)
+    ids = await failed(store, 1, 2)
+    assert await retried(store, ids, closed=(ROUND,)) == {"closed": 2}
+    await store.mark_closed(ROUND, NOW)
+    assert await retried(store, ids) == {"closed": 2}, "the round's own mark says so too"
+    assert await store.counts() == {ROUND: {ShareState.FAILED: 2}}
+
+
+async def test_only_what_is_wanted_is_retried(store: SqliteStore) -> None:
+    proof = await failed(store, 1)
+    other = await failed(store, 2, stage="broadcast")
+    await put(store, 3)
+    ids = await store.failed_ids(None, after_id=0, limit=9)
+    assert ids == proof + other
+    assert await store.failed_ids(ROUND, after_id=proof[0], limit=9) == other
+    assert await store.failed_ids(OTHER_ROUND, after_id=0, limit=9) == []
+    for wanted in (
+        QueueFilter(stage="tree"),
+        QueueFilter(round_id=OTHER_ROUND),
+        QueueFilter(due_before_ms=int(NOW * 1000)),
+        QueueFilter(state=ShareState.RECEIVED),
+    ):
+        assert await retried(store, ids, wanted) == {}
+    assert await retried(store, ids, QueueFilter(stage="broadcast", due_before_ms=int(NOW * 1000) + 1)) == {
+        "retried": 1
+    }
+    assert await store.failed_ids(None, after_id=0, limit=9) == proof
+
+
+async def test_a_damaged_share_is_not_retried(store: SqliteStore, path: Path) -> None:
+    ids = await failed(store, 1, 2)
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute("UPDATE shares SET submit_at = submit_at + 1 WHERE id = ?", (ids[0],))
+    await store.open()
+    assert await retried(store, ids) == {"retried": 1}
+    assert len(await store.damaged()) == 1
+    assert await store.failed_ids(None, after_id=0, limit=9) == []
+    await store.close()
+
+
+# ---------------------------------------------------------------------- what failed before
+
+
+async def test_of_a_purged_rounds_failed_shares_stage_and_reason_are_counted_and_nothing_else(
+    store: SqliteStore, path: Path
+) -> None:
+    await failed(store, 1, 2, note="the node said 00112233445566778899aabbccddeeff")
+    await failed(store, 3, stage="tree", note="no leaf")
+    await put(store, 4)
+    assert await store.failed_before() == []
+    groups = await store.failed_groups(QueueFilter(round_id=ROUND), limit=9)
+    assert {(group.stage, group.count) for group in groups} == {("proof", 2), ("tree", 1)}
+    assert await store.failed_groups(QueueFilter(round_id=OTHER_ROUND), limit=9) == []
+    assert await store.failed_groups(QueueFilter(state=ShareState.RECEIVED), limit=9) == []
+
+    await store.purge(ROUND)
+
+    assert await store.failed_groups(QueueFilter(), limit=9) == []
+    told = [FailedBefore(TODAY, "proof", "the node said …", 2), FailedBefore(TODAY, "tree", "no leaf", 1)]
+    assert await store.failed_before() == told
+    assert await ReadOnlyQueue(path).failed_before() == told
+
+
+async def test_what_failed_before_is_forgotten_after_some_days(store: SqliteStore, clock: FakeClock) -> None:
+    await failed(store, 1)
+    await store.purge(ROUND)
+    clock.advance(DAYS_KEPT * DAY)
+    assert await store.sweep() == 0
+    clock.advance(DAY)
+    assert await store.sweep() == 1
+    assert await store.failed_before() == []
+
+
+async def test_a_day_of_a_clock_that_was_years_ahead_is_forgotten_too(store: SqliteStore, clock: FakeClock) -> None:
+    clock.advance(3650 * DAY)
+    await failed(store, 1)
+    await store.purge(ROUND)
+    clock.advance(-3650 * DAY)
+    assert await store.sweep() == 1
+
+
+async def test_a_days_kinds_of_failure_are_bounded(store: SqliteStore) -> None:
+    await put(store, *range(KINDS_A_DAY + 3))
+    for one in await claim(store, limit=1000):
+        await store.fail(one.id, stage="proof", note=f"reason {one.id}", spend_attempt=True)
+    await store.purge(ROUND)
+
+    told = await store.failed_before()
+    assert len(told) == KINDS_A_DAY + 1
+    assert sum(one.count for one in told) == KINDS_A_DAY + 3
+    assert [one.count for one in told if (one.stage, one.reason) == OTHER] == [3]
+
+
+async def test_a_damaged_share_is_counted_as_that(store: SqliteStore, path: Path) -> None:
+    await failed(store, 1)
+    await store.close()
+    with hands_on(path) as conn:
+        conn.execute("UPDATE shares SET note = 'a flipped bit'")
+    await store.open()
+    await store.purge(ROUND)
+    assert [(one.stage, one.count) for one in await store.failed_before()] == [("damaged", 1)]
+    await store.close()
+
+
+# ---------------------------------------------------------------------- small questions
+
+
+async def test_names_and_sizes_are_found(store: SqliteStore) -> None:
+    await put(store, *range(9))
+    entries = await store.list_shares(QueueFilter(), 9)
+    assert [len(await store.ids_of(entry.ref)) for entry in entries] == [1] * 9
+    assert await store.ids_of("ffffff000000") == []
+    assert await store.ids_of("zz") == []
+    await store.save_leaves(ROUND, 5, 0, bytes(96))
+    await store.save_leaves(ROUND, 6, 3, bytes(32))
+    assert await store.tree_sizes() == {ROUND: 4}
+    await store.add_spent([(ROUND, b"n" * 32), (OTHER_ROUND, b"n" * 32), (ROUND, b"m" * 32)])
+    assert sorted(await store.rounds_of_spent(b"n" * 32)) == sorted([ROUND, OTHER_ROUND])
+    assert await store.rounds_of_spent(b"x" * 32) == []
+
+
+async def test_the_schema_knows_the_two_ways(store: SqliteStore, path: Path) -> None:
+    await store.close()
+    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError):
+        conn.execute("INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')")
