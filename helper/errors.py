@@ -10,6 +10,7 @@
     ├── BackupError             a backup could not be made, read or restored
     │   └── BackupKeyError      the passphrase or identity does not open it
     ├── TransferError           an export can not be made or read
+    ├── EvidenceError           a bundle is no evidence of a reveal
     ├── ActRefused              what an operator asked for is not done as things stand
     │   └── NothingThere        there is no such share or round
     ├── DaemonError             the running helper did not answer a command as it should
@@ -103,6 +104,12 @@ class TransferError(HelperError):
     """An export of the queue could not be made, or what is to be imported is none."""
 
     advice = "Make the export again, with a version of the helper that this one can read."
+
+
+class EvidenceError(HelperError):
+    """What should be evidence of a reveal is none, or can not be made."""
+
+    advice = "Have the bundle made anew by whoever made it, or from the chain: `svote-helper proof export`."
 
 
 class ActRefused(HelperError):

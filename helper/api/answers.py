@@ -50,6 +50,16 @@ async def stats_answer(
     )
 
 
+async def spent_answer(queue: Queue, nullifier: str, *, source: views.Source) -> dict[str, Any]:
+    """The rounds in which the chain has counted a nullifier, whoever revealed it; no node is asked.
+
+    Raises:
+        ValueError: it is none.
+    """
+    rounds = await queue.rounds_of_spent(views.parse_hex32("nullifier", nullifier))
+    return {"source": source, "rounds": [round_id.hex() for round_id in rounds]}
+
+
 async def file_answer(queue: FileQueue, path: str, query: Mapping[str, str], *, now: float) -> dict[str, Any] | None:
     """The answer to a question that the daemon's API has, from the file alone; None where there is none.
 
@@ -74,6 +84,8 @@ async def file_answer(queue: FileQueue, path: str, query: Mapping[str, str], *, 
     if path == "/actions":
         limit = views.parse_limit(query.get("limit"), act_views.ACTIONS_SHOWN)
         return act_views.actions_json(await queue.actions(limit=limit), source="file")
+    if path.startswith("/spent/"):
+        return await spent_answer(queue, path.rpartition("/")[2], source="file")
     story = await queue.show(path.rpartition("/")[2])
     return None if story is None else views.story_json(story, source="file")
 

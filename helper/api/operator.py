@@ -50,7 +50,7 @@ def make_operator_app(queue: Queue, service: Facts, *, more: Sequence[BaseRoute]
 
 
 def operator_routes(queue: Queue, service: Facts) -> list[Route]:
-    """`GET /queue?round=&state=&due_before=&stage=&limit=`, `GET /queue/{ref}`, `GET /stats`."""
+    """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`."""
 
     async def list_shares(request: Request) -> Response:
         asked = request.query_params
@@ -72,10 +72,17 @@ def operator_routes(queue: Queue, service: Facts) -> list[Route]:
     async def stats(_request: Request) -> Response:
         return JsonResponse(await answers.stats_answer(queue, source="daemon", service=service()))
 
+    async def spent(request: Request) -> Response:
+        try:
+            return JsonResponse(await answers.spent_answer(queue, request.path_params["nullifier"], source="daemon"))
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+
     return [
         Route("/queue", list_shares, methods=["GET"]),
         Route("/queue/{ref}", show, methods=["GET"]),
         Route("/stats", stats, methods=["GET"]),
+        Route("/spent/{nullifier}", spent, methods=["GET"]),
     ]
 
 

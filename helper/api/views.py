@@ -162,13 +162,22 @@ def parse_round(text: str) -> bytes:
     Raises:
         ValueError: it is not 64 hex characters.
     """
+    return parse_hex32("round", text)
+
+
+def parse_hex32(name: str, text: str) -> bytes:
+    """32 bytes in hex.
+
+    Raises:
+        ValueError: it is not 64 hex characters; the text begins with the name.
+    """
     try:
-        round_id = bytes.fromhex(text)
+        found = bytes.fromhex(text)
     except ValueError:
-        round_id = b""
-    if len(round_id) != 32:
-        raise ValueError("round must be 64 hex characters")
-    return round_id
+        found = b""
+    if len(found) != 32:
+        raise ValueError(f"{name} must be 64 hex characters")
+    return found
 
 
 def parse_ref(text: str) -> str:

@@ -33,6 +33,7 @@ from helper.chain.models import (
     parse_rounds,
     parse_syncing,
     parse_tree,
+    parse_tree_at,
     parse_tx,
 )
 from helper.chain.outcome import Outcome, Verdict, classify, presentable
@@ -114,6 +115,13 @@ class ChainClient:
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
         """The newest root of a round's tree; None while it has no leaf (or the round is unknown)."""
         return await self._get(f"{_VOTE}/commitment-tree/{round_id.hex()}/latest", parse_tree)
+
+    async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+        """The root that a round's tree had at a height; None when none was stored there."""
+        answer = await self._http.get(f"{_VOTE}/commitment-tree/{round_id.hex()}/{height}")
+        if answer.status == 500 and "no commitment root at height" in _error(answer):
+            return None
+        return parse_tree_at(_value(answer, "tree"), height)
 
     async def leaves(self, round_id: bytes, from_height: int, to_height: int) -> list[LeafBlock]:
         """All leaves of the heights from `from_height` to `to_height`, both included, whatever the node's

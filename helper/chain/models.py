@@ -193,6 +193,16 @@ def parse_tree(answer: object) -> TreeState | None:
     )
 
 
+def parse_tree_at(answer: object, height: int) -> TreeState | None:
+    """`GET commitment-tree/{id}/{height}`: the root stored at that height; None in a tree without one."""
+    fields = Fields(answer, "answer").child("tree")
+    if not fields.has("root"):
+        return None
+    if fields.uint("height", maximum=2**62) != height:
+        raise fields.bad("height", f"{fields.uint('height')} came for {height}")
+    return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.blob("root", 32), height)
+
+
 def parse_leaves(answer: object) -> LeafPage:
     """`GET commitment-tree/{id}/leaves`: one page."""
     fields = Fields(answer, "answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import anyio
@@ -89,8 +90,22 @@ class RpcClient:
 
     async def tx_search_reveals(self, round_id: bytes) -> list[tuple[int, bytes]]:
         """(height, nullifier) of every share of a round that counted, oldest first."""
+        return [
+            (tx.uint("height"), nullifier)
+            async for tx in self._reveals_of(round_id)
+            for round_, nullifier in _reveals(tx.child("tx_result"))
+            if round_ == round_id
+        ]
+
+    async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """(height, transaction) of every share of a round that counted, oldest first, page by page."""
+        async for tx in self._reveals_of(round_id):
+            if any(round_ == round_id for round_, _ in _reveals(tx.child("tx_result"))):
+                yield tx.uint("height"), tx.decode("tx", tx.text("tx"), None)
+
+    async def _reveals_of(self, round_id: bytes) -> AsyncIterator[Fields]:
+        """The transactions that the node's index has for a round."""
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
-        found: list[tuple[int, bytes]] = []
         seen, page, total = 0, 1, 1
         while seen < total:
             try:
@@ -101,17 +116,15 @@ class RpcClient:
                 )
             except _RefusedError as refusal:
                 if page > 1 and "page should be within" in refusal.data:
-                    break
+                    return
                 raise
             txs = result.children("txs")
             for tx in txs:
-                reveals = _reveals(tx.child("tx_result"))
-                found += [(tx.uint("height"), nullifier) for round_, nullifier in reveals if round_ == round_id]
+                yield tx
             total = result.uint("total_count")
             seen, page = seen + len(txs), page + 1
             if not txs:
-                break
-        return found
+                return
 
     async def spent(self, round_id: bytes, nullifier: bytes) -> bool:
         """Whether a nullifier is spent. Only for what is public already, or to a node of one's own."""

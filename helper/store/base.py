@@ -84,6 +84,10 @@ class Queue(Protocol):
         """What had failed in rounds that were purged in the last days, by day, stage and reason."""
         ...
 
+    async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
+        """The rounds in which the chain has counted a nullifier, whoever revealed it."""
+        ...
+
 
 class Outlook(Protocol):
     """What is told of the whole queue from second to second: sums only."""

@@ -79,6 +79,12 @@ class FakeQueue:
     async def failed_before(self) -> list[FailedBefore]:
         return [FailedBefore(20_000, "closed", "the round closed before it was counted", 3)]
 
+    async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
+        return [ROUND_ID] if nullifier == SPENT else []
+
+
+SPENT = b"\x07" * 32
+
 
 class Operators:
     """The operators' application over that queue."""
@@ -203,6 +209,12 @@ async def test_a_list_of_failed_shares_tells_their_kinds_too(operators: Operator
     failed = (await operators.get("/queue?state=failed")).json()
     assert failed["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
     assert "failed" not in (await operators.get("/queue?state=received")).json()
+
+
+async def test_a_spent_nullifier_is_known_with_its_round(operators: Operators) -> None:
+    assert (await operators.get(f"/spent/{SPENT.hex()}")).json() == {"source": "daemon", "rounds": [ROUND_ID.hex()]}
+    assert (await operators.get(f"/spent/{'00' * 32}")).json()["rounds"] == []
+    assert is_error(await operators.get("/spent/xyz")) == "nullifier must be 64 hex characters"
 
 
 async def test_the_wallets_part_is_not_served_here(operators: Operators) -> None:

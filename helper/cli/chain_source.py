@@ -1,0 +1,40 @@
+"""The chain's nodes as the settings name them, for commands that ask about what is public."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from helper.chain.failover import Endpoints, make_endpoints
+from helper.cli.settings import read_settings
+from helper.clock import SystemClock
+from helper.errors import ChainUnavailable
+from helper.telemetry.log import configure
+
+
+@asynccontextmanager
+async def chain_of(config: Path | None) -> AsyncIterator[Endpoints]:
+    """The nodes, probed once.
+
+    Raises:
+        ChainUnavailable: none of them is of use; says why.
+    """
+    configure("warning")
+    settings = read_settings(config).config
+    chain = settings.chain
+    endpoints = Endpoints(
+        make_endpoints(settings.chain_endpoints, settings.chain_rpc, timeout=chain.timeout_seconds),
+        clock=SystemClock(),
+        chain_id=chain.chain_id or None,
+        stale_after=chain.stale_seconds,
+        clock_skew=chain.clock_skew_seconds,
+    )
+    try:
+        await endpoints.check()
+        if not endpoints.usable:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in endpoints.reasons().items())
+            raise ChainUnavailable(f"no node can be asked ({reasons})")
+        yield endpoints
+    finally:
+        await endpoints.aclose()

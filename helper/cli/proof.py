@@ -1,0 +1,204 @@
+"""`svote-helper proof`: evidence that a reveal on the chain was right, and its check by the real verifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from helper.cli.ends import exits
+from helper.cli.options import ConfigOption, DbOption, JsonOption
+from helper.cli.output import emit_json, emit_table, fail, say
+from helper.cli.passphrase import permitted
+from helper.cli.target import Target
+from helper.errors import EvidenceError, HelperError, NothingThere
+
+if TYPE_CHECKING:
+    from helper.evidence import Evidence
+
+app = typer.Typer(help="Evidence that a reveal on the chain was right.")
+
+SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What to look for, and where.
+
+    Attributes:
+        nullifier: 32 bytes.
+        round_ids: the rounds that it may be of, empty for all.
+        heights: these blocks alone, None for wherever it is.
+    """
+
+    nullifier: bytes
+    round_ids: list[bytes]
+    heights: range | None
+
+
+@app.command()
+def export(
+    *,
+    nullifier: Annotated[str, typer.Argument(help="The public nullifier of a counted reveal (64 hex characters).")],
+    output: Annotated[
+        Path | None, typer.Option(help="Where to write it (else reveal-NULLIFIER.zip).", show_default=False)
+    ] = None,
+    round_id: Annotated[
+        str, typer.Option("--round", help="The round, where it is known (hex).", show_default=False)
+    ] = "",
+    from_height: Annotated[int, typer.Option(min=0, help="Search whole blocks from this height on; 0: do not.")] = 0,
+    to_height: Annotated[int, typer.Option(min=0, help="Search whole blocks up to this height.")] = 0,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the reveal that the chain counted into a bundle: transaction, proof, public inputs, their hashes.
+
+    No node is asked about the nullifier: the reveals of its round are read (all of them, from a node with an index), or
+    whole blocks. A nullifier that is not on the chain is refused. All in a bundle is public; nothing says who revealed.
+    """
+    search = _search(Target.of(config, db), nullifier, round_id, from_height, to_height)
+    with exits():
+        evidence = anyio.run(_find, config, search)
+        from helper.evidence import check, pack  # noqa: PLC0415
+        from proofs import verify  # noqa: PLC0415
+
+        check(evidence, verify)
+        bundle = pack(evidence)
+    path = output or Path(f"reveal-{nullifier.lower()[:SHOWN]}.zip")
+    with permitted():
+        if path.exists() and path.read_bytes() != bundle:
+            fail(f"there is something else of this name already: {path}")
+        path.write_bytes(bundle)
+    _tell({"output": str(path), "bytes": len(bundle), **_facts(evidence)}, json=json)
+
+
+@app.command()
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="What `proof export` wrote.")],
+    online: Annotated[
+        bool,
+        typer.Option("--online", help="Ask the chain too: whether it counted this, and whether the root is its own."),
+    ] = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check a bundle with the real verifier, without any network.
+
+    It shows that the proof holds for the public inputs under the circuit with this fingerprint, and that the
+    transaction carries just these. It does not show that the chain counted the transaction, nor that the root is the
+    chain's: --online asks the nodes of [chain] endpoints for that, and takes their word.
+    """
+    from helper import evidence as bundles  # noqa: PLC0415
+    from proofs import CIRCUITS  # noqa: PLC0415
+    from proofs import verify as real_verifier  # noqa: PLC0415
+
+    with permitted():
+        content = bundles.read_bounded(bundle)
+    answer: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
+    try:
+        evidence = bundles.unpack(content, CIRCUITS)
+        bundles.check(evidence, real_verifier)
+        answer |= {"ok": True, "reason": None, **_facts(evidence)}
+        if online:
+            with exits():
+                anyio.run(_ask_chain, config, evidence)
+            answer["online"] = True
+    except EvidenceError as error:
+        answer |= {"ok": False, "reason": str(error)}
+    _tell(answer, json=json)
+    if not answer["ok"]:
+        fail(f"refused: {answer['reason']}")
+
+
+def _search(target: Target, nullifier: str, round_id: str, first: int, last: int) -> Search:
+    """What the arguments ask for; the round, where they do not say it, from what is known here of the chain."""
+    from helper.api.views import parse_hex32, parse_round  # noqa: PLC0415
+
+    with exits():
+        wanted = parse_hex32("NULLIFIER", nullifier)
+        round_ids = [parse_round(round_id)] if round_id else []
+        if (first or last) and not 1 <= first <= last:
+            raise ValueError("--from-height and --to-height go together, the first not above the last")
+        if not round_ids:
+            try:
+                known = target.ask(f"/spent/{wanted.hex()}")["rounds"]
+            except (HelperError, PermissionError):
+                known = []  # without a helper all rounds of the chain are searched
+            round_ids = [bytes.fromhex(one) for one in known]
+    return Search(wanted, round_ids, range(first, last + 1) if first else None)
+
+
+async def _find(config: Path | None, search: Search) -> Evidence:
+    """The reveal as the chain has it."""
+    from helper.chain.public import PublicChain  # noqa: PLC0415
+    from helper.cli.chain_source import chain_of  # noqa: PLC0415
+    from helper.evidence import Evidence, circuit_of  # noqa: PLC0415
+    from proofs import CIRCUITS  # noqa: PLC0415
+
+    async with chain_of(config) as endpoints:
+        chain = PublicChain(endpoints, told=lambda height: say(f"searched up to block {height}"))
+        round_ids = search.round_ids or await chain.rounds()
+        counted = await chain.counted_reveal(round_ids, search.nullifier, search.heights)
+        if counted is None:
+            raise NothingThere(
+                "the chain has not counted this nullifier, as far as was searched",
+                advice="It may be wrong, not revealed yet, or of another round (--round) or block (--from-height).",
+            )
+        message = counted.message
+        state = await chain.root_at(message.round_id, message.anchor_height)
+        if state is None:
+            raise EvidenceError(f"no node has the round's root at the anchor's height {message.anchor_height}")
+        return Evidence(
+            chain_id=endpoints.chain_id or "",
+            height=counted.height,
+            transaction=counted.raw,
+            circuit=circuit_of(CIRCUITS, message.proof),
+            root=state.root,
+        )
+
+
+async def _ask_chain(config: Path | None, evidence: Evidence) -> None:
+    """Raise EvidenceError unless the chain's nodes say the same."""
+    from helper.chain.public import PublicChain  # noqa: PLC0415
+    from helper.cli.chain_source import chain_of  # noqa: PLC0415
+
+    async with chain_of(config) as endpoints:
+        chain, message = PublicChain(endpoints), evidence.message
+        if endpoints.chain_id != evidence.chain_id:
+            raise EvidenceError(f"the bundle is of chain {evidence.chain_id}, the nodes are of {endpoints.chain_id}")
+        found = await chain.transaction(bytes.fromhex(evidence.tx_hash))
+        if found is None:
+            raise EvidenceError("no node has the transaction in a block")
+        if found.code or found.height != evidence.height:
+            raise EvidenceError(f"the nodes have it in block {found.height} with code {found.code}")
+        state = await chain.root_at(message.round_id, message.anchor_height)
+        if state is None or state.root != evidence.root:
+            raise EvidenceError(f"the nodes have another root at height {message.anchor_height}, or none")
+
+
+def _facts(evidence: Evidence) -> dict[str, Any]:
+    message = evidence.message
+    return {
+        "chain_id": evidence.chain_id,
+        "height": evidence.height,
+        "transaction": evidence.tx_hash,
+        "round": message.round_id.hex(),
+        "nullifier": message.nullifier.hex(),
+        "proposal_id": message.proposal_id,
+        "vote_decision": message.vote_decision,
+        "anchor_height": message.anchor_height,
+        "root": evidence.root.hex(),
+        "circuit": evidence.circuit.name,
+        "fingerprint": evidence.circuit.fingerprint,
+    }
+
+
+def _tell(answer: dict[str, Any], *, json: bool) -> None:
+    if json:
+        emit_json(answer)
+    else:
+        emit_table(("what", "value"), [(name.replace("_", " "), value) for name, value in answer.items()])

@@ -1,0 +1,149 @@
+"""`rounds`, `tx lookup` and `proof`: how each ends, and what it tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helper.cli.rounds import time_left
+from helper.evidence import pack
+from tests.recorded.test_evidence import BUNDLE, FIRST, other
+from tests.unit.cli.live import live_daemon
+from tests.unit.cli.test_main import run
+from tests.unit.intake_parts import END, ROUND_ID
+from tests.unit.operations_parts import Desk
+
+NULLIFIER = FIRST.message.nullifier.hex()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings whose only node is not there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    monkeypatch.setattr("helper.cli.chain_source.configure", lambda *_: None)
+    Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
+    Path("good.zip").write_bytes(BUNDLE)
+    Path("bad.zip").write_bytes(other(root=b"\x01" * 32))
+    Path("junk.zip").write_bytes(b"junk")
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("tx", "lookup", "xyz"), 2, "HASH must be 64 hex"),
+        (("tx", "lookup", "ab" * 32), 6, "no node can be asked"),
+        (("proof", "export", "ab"), 2, "NULLIFIER must be 64 hex"),
+        (("proof", "export", NULLIFIER, "--round", "ab"), 2, "round must be 64 hex"),
+        (("proof", "export", NULLIFIER, "--from-height", "5"), 2, "go together"),
+        (("proof", "export", NULLIFIER, "--from-height", "5", "--to-height", "4"), 2, "go together"),
+        (("proof", "export", NULLIFIER), 6, "unreachable"),
+        (("proof", "verify", "nowhere.zip"), 5, "nowhere.zip"),
+        (("proof", "verify", "."), 1, "could not be read"),
+        (("proof", "verify", "bad.zip"), 1, "refused: the proof does not hold"),
+        (("proof", "verify", "junk.zip"), 1, "refused: this is not a zip file"),
+        (("proof", "verify", "good.zip", "--online"), 6, "no node can be asked"),
+        (("proof", "verify", "bad.zip", "--online"), 1, "does not hold"),
+        (("rounds",), 5, "there is no database"),
+    ],
+)
+def test_each_end_has_its_exit_code_and_its_words(
+    arguments: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == code
+    assert words in capsys.readouterr().err
+
+
+def test_a_bundle_is_verified_without_chain_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("helper.toml").unlink()
+    assert run("proof", "verify", "good.zip", "--json") == 0
+    answer = told(capsys)
+    assert (answer["ok"], answer["reason"], answer["online"]) == (True, None, None)
+    assert (answer["nullifier"], answer["height"], answer["circuit"]) == (NULLIFIER, 106, "k11")
+    assert run("proof", "verify", "good.zip") == 0
+    assert f"nullifier\t{NULLIFIER}" in capsys.readouterr().out
+    assert run("proof", "verify", "bad.zip", "--json") == 1
+    answer = told(capsys)
+    assert (answer["ok"], answer["reason"]) == (False, "the proof does not hold for these public inputs")
+
+
+def test_something_else_of_the_bundles_name_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def find(*_: object) -> object:
+        return FIRST
+
+    monkeypatch.setattr("helper.cli.proof._find", find)
+    assert run("proof", "export", NULLIFIER, "--json") == 0
+    written = Path(told(capsys)["output"])
+    assert written.name == f"reveal-{NULLIFIER[:12]}.zip"
+    assert written.read_bytes() == pack(FIRST)
+    assert run("proof", "export", NULLIFIER) == 0, "the same bytes again"
+    assert run("proof", "export", NULLIFIER, "--output", "junk.zip") == 1
+    assert Path("junk.zip").read_bytes() == b"junk"
+
+
+def test_rounds_are_told_in_local_time_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-5")
+    time.tzset()
+    try:
+        with live_daemon(tmp_path / "svote-helper.db"):
+            assert run("rounds", "--json") == 0
+            assert told(capsys)["rounds"][0]["tree_size"] == 7
+            assert run("rounds") == 0
+    finally:
+        monkeypatch.undo()
+        os.chdir(tmp_path)
+        time.tzset()
+    captured = capsys.readouterr()
+    cells = captured.out.splitlines()[1].split("\t")
+    assert cells[:5] == [
+        ROUND_ID.hex()[:12],
+        "active",
+        "2026-11-21 18:36:35 +05",
+        "2026-11-21 13:36:35",
+        "16 min 40 s",
+    ]
+    assert captured.err == "1 rounds, told by the daemon\n"
+
+
+async def test_without_a_daemon_rounds_are_read_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    desk = Desk(Path("svote-helper.db"))
+    await desk.open()
+    await desk.store.mark_closed(ROUND_ID, END)
+    await desk.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
+    answer = await file_rounds(desk)
+    await desk.store.close()
+    assert (answer["source"], answer["now"]) == ("file", END + 5)
+    (one,) = answer["rounds"]
+    assert (one["round"], one["closed"], one["left"], one["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)
+
+
+async def file_rounds(desk: Desk) -> dict[str, Any]:
+    from helper.api.answers import file_answer  # noqa: PLC0415
+    from helper.store import ReadOnlyQueue  # noqa: PLC0415
+
+    answer = await file_answer(ReadOnlyQueue(desk.path), "/rounds", {}, now=END + 5)
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "over"), (0.4, "0 s"), (59, "59 s"), (3061, "51 min 1 s"), (7_260, "2 h 1 min"), (200_000, "2 d 7 h")],
+)
+def test_a_span_is_told_in_two_units(seconds: float, text: str) -> None:
+    assert time_left(seconds) == text
