@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -50,13 +51,40 @@ def ask_control(path: Path, target: str, *, timeout: float = PATIENCE) -> tuple[
     """
     connection = _Connection(path, timeout)
     try:
-        try:
-            connection.connect()
-        except PermissionError:
-            raise
-        except OSError as error:  # none there, left behind by a crash, or a name too long for a socket
-            raise NobodyError(f"nobody answers on {path}") from error
+        _connect(connection, path)
         return _exchange(connection, target)
+    finally:
+        connection.close()
+
+
+def follow_control(path: Path, target: str, *, timeout: float = PATIENCE) -> Iterator[bytes]:
+    """The lines of an answer to `GET target` that goes on for ever, each as it comes; ends when the daemon ends it.
+
+    Args:
+        path: the control socket.
+        target: path and query.
+        timeout: longest silence, in seconds.
+
+    Raises:
+        NobodyError: nobody listens there.
+        PermissionError: this user may not use the socket.
+        NoAnswerError: who listens there does not answer, or not with 200, or falls silent.
+    """
+    connection = _Connection(path, timeout)
+    try:
+        _connect(connection, path)
+        connection.request("GET", target)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise NoAnswerError(f"HTTP {answer.status}")
+        while line := answer.readline():
+            yield line
+    except TimeoutError as error:
+        raise NoAnswerError(f"no word for {timeout:g} s") from error
+    except PermissionError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswerError(f"the answer broke off ({type(error).__name__})") from error
     finally:
         connection.close()
 
@@ -72,6 +100,15 @@ def ask_web(host: str, port: int, target: str, *, timeout: float = PATIENCE) -> 
         return _exchange(connection, target)
     finally:
         connection.close()
+
+
+def _connect(connection: _Connection, path: Path) -> None:
+    try:
+        connection.connect()
+    except PermissionError:
+        raise
+    except OSError as error:  # none there, left behind by a crash, or a name too long for a socket
+        raise NobodyError(f"nobody answers on {path}") from error
 
 
 def _exchange(connection: http.client.HTTPConnection, target: str) -> tuple[int, bytes]:

@@ -21,6 +21,7 @@ from helper.cli.options import (
     StateOption,
 )
 from helper.cli.output import emit_json
+from helper.cli.queue_watch import watch
 from helper.cli.target import Target
 
 app = typer.Typer(help="The waiting shares: how they stand, and what can be done about them.")
@@ -77,6 +78,7 @@ def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = F
         queue_text.print_stats(answer)
 
 
+app.command()(watch)
 app.command()(queue_acts.retry)
 app.command()(queue_transfer.export)
 app.command("import")(queue_transfer.import_)

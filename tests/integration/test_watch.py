@@ -1,0 +1,53 @@
+"""`queue watch` in a terminal, beside a real helper that goes away and comes back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.devnet import Chain
+from tests.support.harness import cast_vote, helping
+from tests.support.terminal import terminal
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_screen_follows_the_queue_and_outlives_the_helper(
+    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> None:
+    async with helping(tmp_path, http, chain, nodes=2) as helper:
+        round_id = await chain.open_round()
+        now = int(time.time())
+        watch = ("queue", "watch", "--config", str(helper.config))
+        async with (
+            terminal(*watch) as wide,
+            terminal(*watch, columns=40, env={"NO_COLOR": "1"}) as narrow,
+        ):
+            for screen in (wide, narrow):
+                await screen.shows("shows the round", lambda text: round_id.hex()[:8] in text)
+            await cast_vote(chain, helper, round_id, times=[now + 600 + 60 * number for number in range(16)])
+            for screen in (wide, narrow):
+                await screen.shows("shows the shares", lambda text: "16" in text and "due" in text)
+            row = next(line for line in wide.lines if line.startswith(round_id.hex()[:8]))
+            assert row.split()[4:9] == ["16", "0", "0", "0", "0"]
+            for node in chain.nodes:
+                assert f"{node['rest'].removeprefix('http://')} ok" in wide.text
+            assert b"\x1b[1;32m" in wide.raw
+            assert b"\x1b[1;32m" not in narrow.raw, "NO_COLOR"
+            assert max(map(len, narrow.lines)) <= 40
+
+            await helper.kill()
+            for screen in (wide, narrow):
+                await screen.shows("says that it is gone", lambda text: "trying again" in text)
+                assert round_id.hex()[:8] in screen.text, "what was known last is still there"
+            await helper.start()
+            for screen in (wide, narrow):
+                await screen.shows("follows again", lambda text: "trying again" not in text and "ready" in text)
+
+            assert await wide.interrupt() == 0
+            assert await narrow.interrupt() == 0
+            assert wide.raw.rstrip().endswith(b"\x1b[?25h\x1b[?1049l"), "the cursor is back, and the screen as it was"
+            assert b"Traceback" not in wide.raw + narrow.raw

@@ -1,0 +1,101 @@
+"""A command in a terminal of its own, and what a person would see on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pyte
+
+from tests.support.process import PATIENCE
+
+
+class Terminal:
+    """A screen of so many columns and lines, with a process behind it.
+
+    Attributes:
+        raw: every byte that the process wrote.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int, columns: int, lines: int) -> None:
+        self._process = process
+        self._master = master
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+
+    @property
+    def lines(self) -> list[str]:
+        """What is on the screen, without the blanks at the ends."""
+        return [str(line).rstrip() for line in self._screen.display]
+
+    @property
+    def text(self) -> str:
+        """The same as one text."""
+        return "\n".join(self.lines).strip("\n")
+
+    async def shows(self, what: str, holds: Callable[[str], object]) -> None:
+        """Wait until this holds of the screen's text."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not holds(self.text):
+                    self._read()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"waited {PATIENCE:.0f} s until it {what}; it shows:\n{self.text}") from None
+
+    async def interrupt(self) -> int:
+        """What a terminal does at Ctrl-C; then wait for the exit status."""
+        os.killpg(self._process.pid, signal.SIGINT)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for the exit status."""
+        async with asyncio.timeout(PATIENCE):
+            while (status := self._process.poll()) is None:
+                self._read()
+                await asyncio.sleep(0.02)
+        self._read()
+        return status
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # nothing there yet, or the other end is closed
+            while piece := os.read(self._master, 65536):
+                self.raw += piece
+                self._stream.feed(piece)
+
+
+@contextlib.asynccontextmanager
+async def terminal(
+    *arguments: str, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
+) -> AsyncIterator[Terminal]:
+    """`svote-helper` with these arguments in a terminal; killed at the end if it still runs."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    os.set_blocking(master, False)
+    clean = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "LINES", "NO_COLOR"}}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "helper", *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**clean, "TERM": "xterm-256color", "LANG": "C.UTF-8", **(env or {})},
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master, columns, lines)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(master)

@@ -1,0 +1,286 @@
+"""`queue watch`: a screen that fits every terminal, lines for pipes, JSON on a line for each change."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from rich.console import Console
+
+from helper.cli.queue_screen import COLUMNS, Screen, bars, cells, plain, span
+from helper.cli.queue_stream import Gone, Told, follow
+from helper.control import NoAnswerError, NobodyError, ask_control, follow_control
+from tests.unit.cli.test_main import run
+
+NOW = 1_795_268_000
+ROUND: dict[str, Any] = {
+    "round_id": "3fa2c9d1" + "0" * 56,
+    "vote_end_time": NOW + 51 * 60,
+    "status": 1,
+    "waiting": 412,
+    "proving": 2,
+    "broadcast": 3,
+    "confirmed": 1020,
+    "failed": 0,
+    "due_per_minute": [1, 0, 8, *[2] * 57],
+    "later": 120,
+    "seconds_needed": 2280.0,
+}
+STATE: dict[str, Any] = {
+    "at": NOW + 0.5,
+    "height": 1234,
+    "circuit": "k10",
+    "ready": True,
+    "paused": None,
+    "rounds": [ROUND],
+    "lateness_ms": {"start": {"p50": 12.0, "p99": 40.0}, "broadcast": {"p50": None, "p99": 25_000.0}},
+    "provers": {"slots": 2, "busy": 3, "seconds_per_proof": 0.184},
+    "endpoints": [
+        {"name": "a.example:1317", "fresh": True, "reason": None},
+        {"name": "b.example:1317", "fresh": False, "reason": "newest block is 120 s old\x1b[2J"},
+    ],
+    "failures": [{"at": NOW - 10.0, "stage": "proof", "reason": "timed\nout", "count": 3}],
+}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**STATE, **changes}
+
+
+def shown(state: dict[str, Any] | None, width: int = 80, gone: str | None = None) -> str:
+    return plain(Screen(state, gone).lines(width))
+
+
+def test_a_wide_screen_has_a_line_a_round() -> None:
+    lines = shown(STATE).splitlines()
+    assert lines[0].startswith("ready  height 1234  circuit k10  2026-11-21")
+    assert " ".join(lines[2].split()) == "round status ends in waiting proving sent counted failed needed"
+    assert " ".join(lines[3].split()) == "3fa2c9d1 active 51 min 412 2 3 1020 0 38 min"
+    assert lines[4].startswith("  due     ▁ █▂▂")
+    assert lines[5].strip() == "now to 60 min, at most 8 in a minute; 120 later"
+    text = "\n".join(lines)
+    assert "3 in hand, 2 at once, 0.18 s a proof" in text
+    assert "proof begun  half within 12 ms, 99 % within 40 ms" in text
+    assert "proof sent   half within -, 99 % within 25 s" in text
+    assert "a.example:1317 ok" in text
+    assert "b.example:1317 newest block is 120 s old [2J" in text, "nothing moves the cursor"
+    assert "proof: timed out (3)" in text
+
+
+def test_a_narrow_screen_has_some_lines_a_round() -> None:
+    lines = shown(STATE, 40).splitlines()
+    at = lines.index("3fa2c9d1 active, 51 min left")
+    assert lines[at + 1 : at + 3] == [" 412 wait, 38 min needed", " 2 proving, 3 sent, 1020 counted"]
+    assert max(len(line) for line in lines[at : at + 4]) <= 40
+    assert "60 min, at most 9 in 3 min" in "\n".join(lines)
+    assert lines[0] == "ready  1234  13:33:20"
+    assert "begun 12 ms, p99 40 ms" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [20, 40, 72, 80, 200])
+@pytest.mark.parametrize("height", [3, 10, 50])
+def test_whatever_its_size_nothing_is_wider_or_higher_than_the_terminal(width: int, height: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, no_color=True, legacy_windows=False)
+    many = changed(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
+    console.print(Screen(many, "nobody answers " * 20))
+    lines = [line for line in out.getvalue().splitlines() if line.strip()]
+    assert len(lines) < height
+    assert all(len(_bare(line)) <= width for line in lines)
+    if height == 10:
+        assert "more lines" in lines[-1] or width == 20
+
+
+def _bare(line: str) -> str:
+    return "".join(
+        itertools.chain.from_iterable(
+            part.partition("m")[2:] if number else [part] for number, part in enumerate(line.split("\x1b["))
+        )
+    )
+
+
+def test_what_holds_it_up_is_told_first() -> None:
+    assert shown(changed(paused="no node is in step")).splitlines()[:2] == [
+        "paused  height 1234  circuit k10  2026-11-21 13:33:20 UTC",
+        "no node is in step",
+    ]
+    assert shown(changed(ready=False)).startswith("starting")
+    gone = shown(STATE, gone="nobody answers on helper.sock").splitlines()
+    assert gone[:2] == ["no helper tells anything; trying again", "nobody answers on helper.sock"]
+    assert gone[2].startswith("was ready")
+    assert shown(None, gone="x").splitlines()[1:] == ["x"]
+
+
+def test_rounds_without_shares_that_are_over_are_left_out() -> None:
+    empty = {**ROUND, **dict.fromkeys(("waiting", "proving", "broadcast", "confirmed", "failed", "later"), 0)}
+    over = {**empty, "status": 3, "due_per_minute": [0] * 60}
+    assert "no round is open" in shown(changed(rounds=[over]))
+    tallied = {**over, "confirmed": 5, "seconds_needed": None, "vote_end_time": NOW - 5}
+    assert "finalized     over" in shown(changed(rounds=[tallied]))
+    assert "1 failed" in shown(changed(rounds=[{**over, "failed": 1}]), 40)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], ""), ([0, 0], "  "), ([1, 100, 50], "▁█▄"), ([3], "█"), ([1, 8], "▁█")]
+)
+def test_bars(values: list[int], text: str) -> None:
+    assert bars(values) == text
+    assert bars(values, ascii_only=True).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (-1, "over"), (0, "0 s"), (119, "119 s"), (600, "10 min"), (9000, "2.5 h"), (864_000, "10 d")],
+)
+def test_spans(seconds: float | None, text: str) -> None:
+    assert span(seconds) == text
+    assert len(span(seconds)) <= 8
+
+
+def test_a_state_as_cells() -> None:
+    found = dict(zip(COLUMNS, cells(STATE), strict=True))
+    assert found["how"] == "ready"
+    assert (found["waiting"], found["confirmed"], found["nodes of use"]) == (412, 1020, "1/2")
+    assert dict(zip(COLUMNS, cells(changed(paused="why")), strict=True))["paused"] == "why"
+
+
+# The stream
+
+
+class Feed:
+    """A control socket that tells these states, and then ends the stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.states: list[dict[str, Any]] = []
+        self.status = 200
+        feed = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def address_string(self) -> str:
+                return "control socket"
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+            def do_GET(self) -> None:
+                self.send_response(feed.status)
+                self.end_headers()
+                for number, state in enumerate(feed.states):
+                    self.wfile.write(
+                        b": ping\n\nid: run-%d\nevent: state\ndata: %b\n\n" % (number, orjson.dumps(state))
+                    )
+
+        self.server = ThreadingUnixStreamServer(str(path), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+
+
+@pytest.fixture
+def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feed]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    serving = Feed(tmp_path / "helper.sock")
+    serving.thread.start()
+    yield serving
+    serving.server.shutdown()
+    serving.thread.join()
+    serving.server.server_close()
+
+
+class EnoughError(Exception):
+    """The test has seen what it wanted."""
+
+
+def stop(_seconds: float) -> None:
+    raise EnoughError
+
+
+def sleeping(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Let this happen between two tries to reach the daemon."""
+    monkeypatch.setattr("helper.cli.queue_stream.time", SimpleNamespace(sleep=sleep))
+
+
+def test_states_are_told_and_the_end_of_the_stream_too(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed.states = [STATE, changed(height=1235)]
+    sleeping(monkeypatch, stop)
+    stream = follow(Path("helper.sock"))
+    assert list(itertools.islice(stream, 3)) == [
+        Told(STATE),
+        Told(changed(height=1235)),
+        Gone("the helper ended the stream"),
+    ]
+    with pytest.raises(EnoughError):
+        next(stream)
+
+
+def test_it_is_looked_for_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleeping(monkeypatch, slept.append)
+    stream = follow(tmp_path / "none.sock")
+    gone = Gone(f"nobody answers on {tmp_path}/none.sock")
+    assert list(itertools.islice(stream, 3)) == [gone] * 3
+    assert len(slept) == 2
+
+
+def test_what_does_not_answer_as_a_daemon_is_gone(feed: Feed) -> None:
+    feed.status = 503
+    assert next(follow(Path("helper.sock"))) == Gone("HTTP 503")
+    with pytest.raises(NobodyError):
+        ask_control(Path("no.sock"), "/")
+    with pytest.raises(NoAnswerError, match="HTTP 503"):
+        next(follow_control(Path("helper.sock"), "/events"))
+
+
+def test_each_change_is_one_object_on_one_line(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeping(monkeypatch, interrupted)
+    feed.states = [STATE, changed(at=NOW + 1.5), changed(at=NOW + 2.5, height=1235)]
+    assert run("queue", "watch", "--json") == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["event"] for one in told] == ["state", "state", "gone"]
+    assert [one["state"]["height"] for one in told[:2]] == [1234, 1235]
+    assert told[2] == {"event": "gone", "reason": "the helper ended the stream"}
+
+
+def interrupted(_seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
+def test_in_a_pipe_there_is_a_line_for_each_change(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeping(monkeypatch, interrupted)
+    feed.states = [STATE, STATE, changed(paused="x")]
+    assert run("queue", "watch") == 0
+    told = capsys.readouterr()
+    lines = [line.split("\t") for line in told.out.splitlines()]
+    assert lines[0] == list(COLUMNS)
+    assert [line[1] for line in lines[1:]] == ["ready", "paused"]
+    assert told.err == "the helper ended the stream\n"
+
+
+def test_a_reader_that_has_gone_ends_it_without_a_word(feed: Feed, tmp_path: Path) -> None:
+    feed.states = [changed(height=number) for number in range(5000)]
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "helper", "queue", "watch", "--json", "--db", str(tmp_path / "queue.db")]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, env=env) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b'{"event":"state"')
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
