@@ -9,13 +9,14 @@ from typing import Annotated, Final
 
 import typer
 
+from helper.cli.migrate import migrate
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.settings import ConfigOption, JsonOption, read_settings
 from helper.clock import SystemClock
 from helper.hardening import harden_process
 
-app = typer.Typer(help="The database: encrypted backups, restoring them, checks.")
+app = typer.Typer(help="The database: encrypted backups, restoring them, checks, an older version's schema.")
 
 _IDENTITY: Final = "AGE-SECRET-KEY-"
 
@@ -131,6 +132,9 @@ def check(
     if contents.damaged:
         say("damaged rows are set aside by the helper; the rest goes on")
         raise typer.Exit(Exit.DEGRADED)
+
+
+app.command()(migrate)
 
 
 def _database(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:

@@ -43,7 +43,7 @@ async def operations_on(database: Path) -> AsyncIterator[Operations]:
     store = SqliteStore(database)
     await store.open()
     try:
-        _leave_to_owner(database)
+        leave_to_owner(database)
         yield Operations(store=store, judge=FileJudge(store), checks=proofs, wake=lambda: None, running=False)
     finally:
         await store.close()
@@ -54,7 +54,7 @@ def this_user() -> Actor:
     return Actor(os.getuid(), user_name(os.getuid()), "file")
 
 
-def _leave_to_owner(database: Path) -> None:
+def leave_to_owner(database: Path) -> None:
     """Where root works on a service user's database, a lock's file that it made is the service's too."""
     if os.geteuid() == 0:
         owner = database.stat()

@@ -147,7 +147,7 @@ def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Op
     try:
         _examine(conn, path)
         _set_up(conn)
-        _migrate(conn)
+        migrate_schema(conn)
         compare_schema(conn)
         keys = _keys(conn)
         for row in conn.execute(queries()["round_keys"]).fetchall():
@@ -234,7 +234,7 @@ def _set_up(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA wal_autocheckpoint = 0")
 
 
-def _migrate(conn: sqlite3.Connection) -> None:
+def migrate_schema(conn: sqlite3.Connection) -> None:
     """Bring the schema up to date, all in one transaction."""
     version = _pragma(conn, "user_version")
     if version == len(migrations()):

@@ -21,7 +21,7 @@ from helper.store.erasure import Eraser
 from helper.store.failure import translate
 from helper.store.jobs import Job
 from helper.store.listing import Row
-from helper.store.opening import FileLock, Opened, _keys, _migrate
+from helper.store.opening import FileLock, Opened, _keys, migrate_schema
 from helper.store.queries import queries
 from helper.store.reading import Reader
 from helper.store.sqlite import SqliteStore
@@ -72,7 +72,7 @@ class Disk:
         self.before_commit: Callable[[], None] = lambda: None
         self._moves: list[tuple[int, int, int | None, bytes]] = []
         self.conn.execute("PRAGMA foreign_keys = ON")
-        _migrate(self.conn)
+        migrate_schema(self.conn)
         self.conn.create_function("moved", 4, self._moved)
         self.conn.executescript(
             "CREATE TEMP TRIGGER told AFTER UPDATE OF state ON main.shares WHEN OLD.state <> NEW.state"
