@@ -71,9 +71,10 @@ bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
 ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
 	cd ui && npm run --silent check && npm run --silent test && npm run --silent build
 
-wheel: $(VENV)/.deps ## a wheel in dist/, and beside it what it stands on, with hashes
+wheel: $(VENV)/.deps ## all that goes to a machine, in dist/: the wheel, its pinned requirements, deploy/
 	$(BIN)/maturin build --release --locked --out dist
 	cp requirements/base.txt dist/requirements.txt
+	cp -r deploy docs/operations.md dist/
 
 docs: $(VENV)/.native ## regenerate the documents that are made from the code
 	$(BIN)/python -m scripts.conformance

@@ -47,7 +47,7 @@ def devnet(
     duplicates: Annotated[Duplicates, typer.Option(help="Second reveals of a share.")] = Duplicates.BOTH,
     stand_in_proofs: Annotated[bool, typer.Option(help="Accept test proofs as well.")] = False,
     request_log: Annotated[Path | None, typer.Option(help="Append every request here, as NDJSON.")] = None,
-    extra_nodes: Annotated[int, typer.Option(min=0, max=16, help="More nodes, on free ports.")] = 0,
+    extra_nodes: Annotated[int, typer.Option(min=0, max=16, help="More nodes, on the ports behind these.")] = 0,
     time_scale: Annotated[
         float, typer.Option(min=1, help="The chain's time goes so many times as fast; block_seconds stay real.")
     ] = 1.0,

@@ -24,7 +24,7 @@ from devnet.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the first node listens; port 0 takes a free one. Further nodes take free ports."""
+    """Where the first node listens; port 0 takes a free one. Further nodes take the ports behind it, or free ones."""
 
     host: str = "127.0.0.1"
     rest_port: int = 11317
@@ -107,7 +107,8 @@ def _write_whole(path: Path, text: str) -> None:
 
 def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
     """Bound sockets, REST then RPC for each node."""
-    ports = [addresses.rest_port, addresses.rpc_port, *[0] * (2 * (nodes - 1))]
+    firsts = (addresses.rest_port, addresses.rpc_port)
+    ports = [first + number if first else 0 for number in range(nodes) for first in firsts]
     opened: list[socket.socket] = []
     try:
         for port in ports:

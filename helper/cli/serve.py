@@ -31,7 +31,8 @@ def serve(
 
     flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
-    if settings.helper.disable and settings.admin.disable and not settings.ui.enable:
+    others = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
+    if settings.helper.disable and not any(others):
         say("the helper is disabled ([helper] disable = true), and nothing else is set up to run")
         return
     # and here, so that a mistake in the settings needs no native code to be told

@@ -29,7 +29,7 @@ from helper.clock import SystemClock
 from helper.server import bind_tcp, make_server
 from tests.support.devnet import Chain
 from tests.support.door import doors
-from tests.support.harness import helping, soon
+from tests.support.harness import Helper, helping, soon
 
 pytestmark = pytest.mark.anyio
 
@@ -128,6 +128,20 @@ async def test_a_wallet_votes_through_one_address(tmp_path: Path, http: httpx.As
         told = helper.log.read_text()
         assert "cast-vote" not in told
         assert vote.ballot.commitment.hex() not in told
+
+
+async def test_the_gateway_alone_needs_no_queue(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
+    alone = {"disable": True}
+    helper = Helper(tmp_path, http, chain, helper=alone, admin=alone, gateway=ON)
+    await helper.start()
+    try:
+        async with helper.patience("passes on"):
+            while (found := await http.get(f"{helper.url}{API}/rounds")).status_code == 503:
+                await asyncio.sleep(0.05)
+        assert found.status_code == 200
+        assert (await http.post(f"{helper.url}{API}/shares", json={})).status_code == 404
+    finally:
+        await helper.kill()
 
 
 async def test_one_node_away_or_slow_is_not_felt_and_all_away_is_503(

@@ -49,6 +49,13 @@ def test_systemd_takes_the_units_and_finds_little_exposed(tool: str, tmp_path: P
     assert float(level) <= MOST_EXPOSED
 
 
+@pytest.mark.parametrize("tool", [found for found in (shutil.which("systemd-sysusers"),) if found])
+def test_systemd_takes_the_user(tool: str) -> None:
+    file = str(SYSTEMD / "svote-helper.sysusers")
+    tried = subprocess.run([tool, "--dry-run", file], capture_output=True, text=True, check=False)
+    assert tried.returncode == 0, tried.stderr
+
+
 def test_the_unit_fits_the_service() -> None:
     service = settings_of("svote-helper.service")
     assert service["Type"] == "notify"

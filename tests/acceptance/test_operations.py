@@ -1,0 +1,185 @@
+"""A person with only docs/operations.md: installs the wheel, configures, starts, breaks ten things, is told, mends all.
+
+The page's own commands are typed, in its order, and what it shows is compared with what is printed. Changed on the way
+from the page to this machine are the folders and ports; pip, which is uv with the same words (a second instead of half
+a minute); and systemctl, which is a stand-in that does what the unit says (no systemd runs in a test).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.page import PATIENCE, Block, Command, Shell, Typed, blocks_of
+from tests.support.process import free_port
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "operations.md"
+BIN = Path(sys.executable).parent
+STAND_IN = Path(__file__).with_name("stand_in_manager.py")
+FAULTS = 10
+DISK_FULL = "8"
+"""The one that takes a disk of its own: without the right to mount one it is left out."""
+MADE_BY_OTHERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
+FOLDERS = (*MADE_BY_OTHERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
+PAUSE = 0.2
+
+
+@dataclass
+class Site:
+    """The machine of the page, in a folder.
+
+    Attributes:
+        folder: that folder.
+        shell: in which everything is typed.
+        fillable: whether the database's folder is a disk of its own, which can be filled.
+    """
+
+    folder: Path
+    shell: Shell
+    fillable: bool
+
+    def do(self, block: Block) -> None:
+        """Type a block; each command must end well, and print what the page shows."""
+        for command in block.commands:
+            typed = self.shell.type(command)
+            assert typed.code == 0, self._told(command, typed, f"exit status {typed.code}")
+            missing = self.shell.missing(command, typed)
+            assert missing is None, self._told(command, typed, f"not printed: {missing}")
+
+    def until(self, block: Block, *, well: bool) -> None:
+        """Type a block again and again until every command prints what the page shows, and ends as it must."""
+        deadline = time.monotonic() + PATIENCE
+        for command in block.commands:
+            while True:
+                typed = self.shell.type(command)
+                missing = self.shell.missing(command, typed)
+                if missing is None and (typed.code == 0) == well:
+                    break
+                why = f"not printed: {missing}" if missing else f"exit status {typed.code}"
+                assert time.monotonic() < deadline, self._told(command, typed, why)
+                time.sleep(PAUSE)
+
+    def _told(self, command: Command, typed: Typed, why: str) -> str:
+        journal = self.folder / "run" / "svote-helper" / "journal"
+        log = journal.read_text(errors="replace")[-3000:] if journal.exists() else ""
+        return f"{command.typed}\n{why}\nit printed:\n{typed.out}\njournal:\n{log}"
+
+
+def build(folder: Path) -> Path:
+    """`make wheel`, with what this environment has: the recipe's own lines, into another folder."""
+    dist = folder / "dist"
+    recipe = (ROOT / "Makefile").read_text().split("\nwheel:")[1].split("\n\n")[0].splitlines()[1:]
+    env = {**os.environ, "VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    for line in recipe:
+        words = line.strip().replace("$(BIN)", str(BIN)).replace("dist", str(dist)).split()
+        subprocess.run(words, cwd=ROOT, env=env, check=True, capture_output=True)
+    return dist
+
+
+def executable(path: Path, *lines: str) -> None:
+    path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A machine on which nothing of it is installed yet, with folders for those of the page, and free ports."""
+    dist = build(tmp_path)
+    places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
+    for name in MADE_BY_OTHERS:
+        Path(places[name]).mkdir(parents=True)
+    (tmp_path / "places.json").write_text(json.dumps(places))
+    rest, rpc = two_free_ports(), two_free_ports()
+    ports = {"8090": free_port(), "11317": rest, "11318": rest + 1, "36657": rpc, "36658": rpc + 1}
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    executable(tools / "systemctl", f'exec {sys.executable} -I {STAND_IN} {tmp_path}/places.json "$@"')
+    executable(tools / "systemd-sysusers", "exit 0")
+    environment = "/opt/svote-helper"
+    quicker = {
+        f"python3 -m venv {environment}": f"{sys.executable} -m venv --without-pip {places[environment]}",
+        f"{environment}/bin/pip install": f"{BIN}/uv pip install --offline --python {places[environment]}",
+        "svote-helper devnet": f"svote-helper devnet --rest-port {rest} --rpc-port {rpc}",
+    }
+    env = {
+        "PATH": f"{places['/usr/local/bin']}:{tools}:{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", str(tmp_path)),
+        "SVOTE_HELPER_CONFIG": f"{places['/etc/svote-helper']}/helper.toml",
+        "SVOTE_HELPER_HELPER_PORT": str(ports["8090"]),
+        "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",  # its many starts warm half as many keys
+    }
+    shell = Shell(dist, env, {**places, **quicker, **{name: str(port) for name, port in ports.items()}})
+    with own_disk(Path(places["/var/lib/svote-helper"])) as fillable:
+        try:
+            yield Site(tmp_path, shell, fillable)
+        finally:
+            subprocess.run([tools / "systemctl", "stop", "svote-helper"], env=env, check=False, capture_output=True)
+
+
+@contextmanager
+def own_disk(folder: Path) -> Iterator[bool]:
+    """A small disk of its own there, where this user may mount one; whether it is there."""
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1g,mode=700", "tmpfs", str(folder)], check=False, capture_output=True
+        ).returncode
+    )
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def running(shell: Shell, block: Block) -> Iterator[None]:
+    """The program of a block, in the background, once it says that it listens."""
+    (command,) = block.commands
+    with shell.background(command) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline(), "it ended at its start"
+        yield
+
+
+def test_the_page_does_what_it_says(site: Site) -> None:
+    blocks = blocks_of(PAGE)
+    by_name = {(block.kind, block.name): block for block in blocks}
+    faults = [block.name for block in blocks if block.kind == "cause"]
+    assert faults == [str(number) for number in range(1, FAULTS + 1)]
+    healthy = by_name["until", "healthy"]
+    with ExitStack() as stack:
+        for block in blocks:
+            if block.kind == "background":
+                stack.enter_context(running(site.shell, block))
+            elif block.kind == "do":
+                site.do(block)
+            elif block.kind == "until":
+                site.until(block, well=True)
+            elif block.kind == "cause":
+                if block.name == DISK_FULL and not site.fillable:
+                    continue
+                site.do(block)
+                site.until(by_name["see", block.name], well=False)
+                site.do(by_name["mend", block.name])
+                site.until(healthy, well=True)
+
+
+def two_free_ports() -> int:
+    """The first of two ports in a row that nobody listens on."""
+    while True:
+        port = free_port()
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port + 1))
+            return port
