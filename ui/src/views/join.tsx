@@ -2,25 +2,19 @@ import { useEffect, useState } from "preact/hooks";
 import { announce } from "../lib/announce";
 import { checkAddress } from "../lib/bech32";
 import { type Claim, checkMoniker, checkUrl, signedText, TOLERANCE } from "../lib/claim";
-import { learn, measureSkew, type Skew, serverNow } from "../lib/clock";
+import { serverNow } from "../lib/clock";
 import { useJson } from "../lib/hooks";
-import { getJson, HttpError, postJson, request } from "../lib/http";
+import { getJson, HttpError, postJson } from "../lib/http";
 import { type Account, connect, explain, findKeplr, KeplrError, SWITCHED, sign } from "../lib/keplr";
-import type { ChainInfo, Registration, UiConfig } from "../lib/types";
+import type { ChainInfo, Registration } from "../lib/types";
 import { PageHead } from "../parts/ui";
+import { type Way, WayChoice } from "./join/choice";
 import { ClockWarning } from "./join/clock";
 import { Field, Step } from "./join/field";
 import { Result } from "./join/result";
 import { KeplrNotice, type Prepared, Review, SendNotice } from "./join/review";
+import { useServer } from "./join/server";
 import { CommandStep, KeplrStep, PasteStep } from "./join/ways";
-
-type Way = "keplr" | "tool" | "command";
-
-const WAYS: Record<Way, { label: string; note: string }> = {
-  keplr: { label: "Keplr", note: "The wallet in this browser" },
-  tool: { label: "Key tool", note: "svoted, on the key's machine" },
-  command: { label: "One command", note: "svote-helper, with a key file" },
-};
 
 export function Join() {
   const config = useServer();
@@ -189,25 +183,13 @@ export function Join() {
         </Step>
 
         <Step number={2} title="Your key">
-          <fieldset class="ways">
-            <legend>Sign with</legend>
-            {(Object.keys(WAYS) as Way[]).map((name) => (
-              <label key={name} class="way">
-                <input
-                  type="radio"
-                  name="way"
-                  value={name}
-                  checked={way === name}
-                  onChange={() => {
-                    setWay(name);
-                    reset();
-                  }}
-                />
-                <span class="way-label">{WAYS[name].label}</span>
-                <span class="muted small">{WAYS[name].note}</span>
-              </label>
-            ))}
-          </fieldset>
+          <WayChoice
+            way={way}
+            onChoose={(chosen) => {
+              setWay(chosen);
+              reset();
+            }}
+          />
           {way === "keplr" && (
             <KeplrStep account={account} busy={busy === "connect"} needed={told && !account} onConnect={connectKeplr} />
           )}
@@ -291,37 +273,4 @@ export function Join() {
       </form>
     </>
   );
-}
-
-/** What the server tells of itself, and how far its clock is from ours. */
-function useServer(): { data: UiConfig | null; skew: Skew | null } {
-  const [data, setData] = useState<UiConfig | null>(null);
-  const [skew, setSkew] = useState<Skew | null>(null);
-  useEffect(() => {
-    let gone = false;
-    const ask = () => {
-      const before = Date.now();
-      request<UiConfig>("/api/ui-config").then(
-        ({ body, date }) => {
-          if (gone) return;
-          const found = measureSkew(date, before, Date.now());
-          learn(found);
-          setData(body);
-          setSkew(found);
-        },
-        () => {},
-      );
-    };
-    ask();
-    // Somebody who is told of a wrong clock sets it right and comes back.
-    const timer = setInterval(ask, 60_000);
-    const seen = () => document.hidden || ask();
-    document.addEventListener("visibilitychange", seen);
-    return () => {
-      gone = true;
-      clearInterval(timer);
-      document.removeEventListener("visibilitychange", seen);
-    };
-  }, []);
-  return { data, skew };
 }

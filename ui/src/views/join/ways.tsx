@@ -103,6 +103,8 @@ export function PasteStep({
     <div class="paste">
       <p>
         Run this where your key is, with its name for <code>NAME</code>, and paste the answer below, whole or by field.
+        The tool looks into its <code>test</code> ring: for another, add <code>--keyring-backend os</code> or{" "}
+        <code>file</code>.
       </p>
       <Code text={`svoted sign-arbitrary ${quote(text)} --from NAME`} what="command to sign" />
       <Field

@@ -1,0 +1,177 @@
+import { fireEvent, render, screen, waitFor } from "@testing-library/preact";
+import { describe, expect, it, vi } from "vitest";
+import { SWITCHED } from "../src/lib/keplr";
+import { Join } from "../src/views/join";
+import { eachAlone, fillAndConnect, press, pub_key, review, serve, signature, signer, type, wallet } from "./visit";
+
+eachAlone();
+
+describe("joining with Keplr", () => {
+  it("shows the text before it is signed, and sends what was signed", async () => {
+    const { sent } = serve();
+    const keplr = wallet();
+    render(<Join />);
+    const text = await review();
+    expect(keplr.signArbitrary).not.toHaveBeenCalled();
+    expect(text).toMatch(
+      new RegExp(
+        `^\\{"operator_address":"${signer}","url":"https://helper.example.org","moniker":"Höhle <&> node","timestamp":\\d+\\}$`,
+      ),
+    );
+    press(/Sign with Keplr/);
+    await screen.findByRole("heading", { name: "Waiting to be bonded" });
+    expect(keplr.signArbitrary).toHaveBeenCalledWith("svote-1", signer, text);
+    expect(sent()).toEqual([{ ...JSON.parse(text), pub_key, signature }]);
+    expect(screen.getByText(/6 d 23 h 59 min/)).toBeTruthy();
+    expect(document.activeElement?.textContent).toBe("Waiting to be bonded");
+  });
+
+  it("says so when the validator is bonded already", async () => {
+    serve({ "/api/register-validator": { body: { status: "registered" } } });
+    wallet();
+    render(<Join />);
+    await review();
+    press(/Sign with Keplr/);
+    await screen.findByRole("heading", { name: "Registered" });
+  });
+
+  it("shows no text for details that would be refused", async () => {
+    serve();
+    wallet();
+    render(<Join />);
+    await fillAndConnect();
+    type(/^Helper's URL/, "http://helper.example.org");
+    press(/Show the text/);
+    expect(screen.getByText("Must begin with https://")).toBeTruthy();
+    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+    expect(document.activeElement?.id).toBe("url");
+  });
+
+  it("makes a new text when anything is changed", async () => {
+    serve();
+    wallet();
+    render(<Join />);
+    await review();
+    type(/^Name/, "other");
+    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+  });
+
+  it("says what to do when there is no wallet", async () => {
+    serve();
+    vi.stubGlobal("keplr", undefined);
+    render(<Join />);
+    press(/Connect Keplr/);
+    await screen.findByText("Keplr is not in this browser", {}, { timeout: 3_000 });
+  });
+
+  it.each([
+    ["Key ring is locked", "Keplr is locked"],
+    ["There is no modular chain info for svote-1", "Keplr does not know this chain"],
+  ])("says what to do after “%s”", async (message, title) => {
+    serve();
+    wallet({ enable: () => Promise.reject(new Error(message)) });
+    render(<Join />);
+    press(/Connect Keplr/);
+    await screen.findByText(title);
+  });
+
+  it("sends nothing when signing is refused, and keeps the text", async () => {
+    const { sent } = serve();
+    wallet({ signArbitrary: () => Promise.reject(new Error("Request rejected")) });
+    render(<Join />);
+    await review();
+    press(/Sign with Keplr/);
+    await screen.findByText("The request was refused in Keplr");
+    expect(screen.getByText(/Exactly this is signed/)).toBeTruthy();
+    expect(sent()).toEqual([]);
+  });
+
+  it("sends nothing and drops the text when the account is switched while signing", async () => {
+    const { sent } = serve();
+    wallet({ signArbitrary: () => new Promise(() => {}) });
+    render(<Join />);
+    await review();
+    press(/Sign with Keplr/);
+    await screen.findByText(/Keplr shows the same text/);
+    dispatchEvent(new Event(SWITCHED));
+    await screen.findByText("The account was switched in Keplr");
+    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+    expect(screen.getByRole("button", { name: "Connect Keplr" })).toBeTruthy();
+    expect(sent()).toEqual([]);
+  });
+
+  it("drops text and account when the account is switched before signing", async () => {
+    serve();
+    wallet();
+    render(<Join />);
+    await review();
+    dispatchEvent(new Event(SWITCHED));
+    await screen.findByText("The account was switched in Keplr");
+    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+  });
+
+  it("passes on why the server refused", async () => {
+    serve({ "/api/register-validator": { status: 401, body: { error: "signature: does not fit the text" } } });
+    wallet();
+    render(<Join />);
+    await review();
+    press(/Sign with Keplr/);
+    await screen.findByText("Signature: does not fit the text.");
+  });
+});
+
+describe("joining without Keplr", () => {
+  it("gives the command for the very text, and sends what is pasted", async () => {
+    const { sent } = serve();
+    render(<Join />);
+    type(/^Name/, "it's mine");
+    fireEvent.click(screen.getByLabelText(/Key tool/));
+    type(/^Operator's address/, signer);
+    press(/Show the text/);
+    const text = (await screen.findByRole("group", { name: "text to be signed" })).textContent ?? "";
+    const command = screen.getByRole("group", { name: "command to sign" }).textContent;
+    expect(command).toBe(`svoted sign-arbitrary '${text.replace("'", "'\\''")}' --from NAME`);
+    press(/Send the registration/);
+    expect(screen.getByText("Paste the public key.")).toBeTruthy();
+    type(/^Public key/, JSON.stringify({ signature, pub_key }));
+    press(/Send the registration/);
+    await screen.findByRole("heading", { name: "Waiting to be bonded" });
+    expect(sent()).toEqual([{ ...JSON.parse(text), pub_key, signature }]);
+  });
+
+  it("names the helper's own command", async () => {
+    serve();
+    render(<Join />);
+    type(/^Name/, "my node");
+    fireEvent.click(screen.getByLabelText(/One command/));
+    expect(screen.getByRole("group", { name: "command to register" }).textContent).toBe(
+      `svote-helper admin register --key-file KEY --url '' --moniker 'my node' --to ${location.origin}`,
+    );
+  });
+});
+
+describe("the clock", () => {
+  it.each([
+    [120, "behind"],
+    [-120, "ahead of"],
+  ])("is told of when the server's is %i s off", async (off, said) => {
+    const Date_ = new Date(Date.now() + off * 1_000).toUTCString();
+    serve({ "/api/ui-config": { body: { mode: "production" }, headers: { Date: Date_ } } });
+    render(<Join />);
+    await screen.findByText("This computer's clock is wrong");
+    expect(screen.getByText(new RegExp(`${said} the server's`))).toBeTruthy();
+  });
+
+  it("is not told of for less", async () => {
+    const { asked } = serve({
+      "/api/ui-config": {
+        body: { mode: "production" },
+        headers: { Date: new Date(Date.now() + 50_000).toUTCString() },
+      },
+    });
+    render(<Join />);
+    await waitFor(() => expect(asked.length).toBeGreaterThan(0));
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    expect(screen.queryByText("This computer's clock is wrong")).toBeNull();
+  });
+});
