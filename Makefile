@@ -27,7 +27,7 @@ unexport CONDA_PREFIX
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign simulation check format ui wheel bench lock docs clean
+.PHONY: help demo test campaign simulation check format ui wheel bench lock docs pictures clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -78,6 +78,10 @@ wheel: $(VENV)/.deps ## all that goes to a machine, in dist/: the wheel, its pin
 
 docs: $(VENV)/.native ## regenerate the documents that are made from the code
 	$(BIN)/python -m scripts.conformance
+
+pictures: $(VENV)/.native $(WALLET) ## the pictures in docs/images/, of the running product
+	@sh scripts/system_packages.sh chromium=chromium pngquant=pngquant
+	$(BIN)/python -m tests.browser.pictures
 
 lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \

@@ -33,7 +33,7 @@ PROPOSALS = (
 PAST_SECONDS = 90
 """Length of the round that is over: less than a clock may be off, as the chain's clock is moved on to its end."""
 OPEN_SECONDS = 3 * 86_400
-WAITING = ("Höhle <&> node", "Orchard Rising", "验证者", "north-star-07")
+WAITING = ("Höhle <&> node", "Orchard Rising", "Ελιά", "north-star-07")
 """Names of validators that wait."""
 
 

@@ -30,7 +30,7 @@ async def test_who_waits_can_be_searched_sorted_and_copied(visitor: Visitor, sta
     names = await visitor.page.locator("td[data-label=Name]").all_inner_texts()
     assert sorted(names) == sorted(one["moniker"] for one in waiting)
     ours = [name for name in names if name in WAITING]
-    assert ours == ["Höhle <&> node", "north-star-07", "Orchard Rising", "验证者"]
+    assert ours == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
 
     await visitor.page.get_by_label("Search").fill("star vote-3 north")
     await visitor.shows("No match")
