@@ -69,7 +69,12 @@ def overview(
             "start": _percentiles(facts["lateness_start"]),
             "broadcast": _percentiles(facts["lateness_broadcast"]),
         },
-        "provers": {"slots": provers["workers"], "busy": facts["in_hand"], "seconds_per_proof": per_proof},
+        "provers": {
+            "slots": provers["workers"],
+            # more are in hand than are proven: some wait, so that no prover does
+            "busy": min(facts["in_hand"], provers["workers"]),
+            "seconds_per_proof": per_proof,
+        },
         "endpoints": [
             {"name": node["name"], "fresh": node["reason"] is None, "reason": node["reason"]}
             for node in facts["endpoints"]

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { backlog, dueAhead } from "../src/lib/backlog";
+import { backlog, dueAhead, isCurrent } from "../src/lib/backlog";
 import { measureSkew } from "../src/lib/clock";
 import {
   formatDuration,
@@ -124,6 +124,15 @@ describe("the backlog of a round", () => {
 
   it("counts what waits and what is being proven", () => {
     expect(backlog(round, 6_940)).toMatchObject({ left: 412, needed: 2_280, remaining: 3_060 });
+  });
+
+  it.each([
+    [{ status: ACTIVE, vote_end_time: 0, waiting: 0, proving: 0, broadcast: 0 }, true],
+    [{ status: TALLYING, waiting: 0, proving: 0, broadcast: 0 }, false],
+    [{ status: TALLYING, waiting: 0, proving: 0 }, true],
+    [{ status: TALLYING, broadcast: 0 }, true],
+  ])("is looked at until the chain has closed the round and nothing is left: %j", (changed, current) => {
+    expect(isCurrent({ ...round, ...changed })).toBe(current);
   });
 
   it("is added up over rounds, minute by minute", () => {

@@ -57,6 +57,11 @@ def test_sums_and_nothing_of_one_share() -> None:
     assert orjson.loads(orjson.dumps(found)) == found
 
 
+def test_no_more_provers_are_busy_than_there_are() -> None:
+    found = overview(now=1.0, facts={**FACTS, "in_hand": 4}, rounds=[], counts={}, ahead={}, failures=[])
+    assert found["provers"]["busy"] == 2, "two of the four wait their turn"
+
+
 def test_before_the_first_proof_nothing_is_said_of_the_time_needed() -> None:
     facts = {**FACTS, "proof": {"p50_ms": None}}
     known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]

@@ -1,6 +1,6 @@
 /** Whether what is left to prove fits into the time that is left. */
 
-import { ACTIVE, type QueueRound } from "./types";
+import { ACTIVE, PENDING, type QueueRound } from "./types";
 
 export type Verdict = "nothing" | "over" | "unknown" | "enough" | "tight" | "short";
 
@@ -31,6 +31,16 @@ export function backlog(round: QueueRound, now: number): Backlog {
     if (needed >= remaining) return "short";
     return needed > TIGHT * remaining ? "tight" : "enough";
   }
+}
+
+/** Whether the chain has closed a round; its word counts, not the clocks. */
+export function isClosed({ status }: QueueRound): boolean {
+  return status !== ACTIVE && status !== PENDING;
+}
+
+/** Whether there is, or may come, something to do for a round. */
+export function isCurrent(round: QueueRound): boolean {
+  return !isClosed(round) || round.waiting + round.proving + round.broadcast > 0;
 }
 
 /** Shares due in each of the next 60 minutes, of one round or of all. */

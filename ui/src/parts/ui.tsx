@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { announce } from "../lib/announce";
-import { formatDuration, formatLeft, formatLocal, formatUtc, isoTime, sentence, shorten } from "../lib/format";
+import { formatLocal, formatUtc, isoTime, sentence, shorten } from "../lib/format";
 import type { Resource } from "../lib/hooks";
 
 export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
@@ -133,11 +133,6 @@ export function Moment({ at }: { at: number }) {
       <span class="muted">{formatUtc(at)}</span>
     </time>
   );
-}
-
-/** "in 3 h 4 min", "2 d 1 h ago". */
-export function relative(seconds: number): string {
-  return seconds >= 0 ? `in ${formatLeft(seconds)}` : `${formatDuration(-seconds)} ago`;
 }
 
 export function Figure({

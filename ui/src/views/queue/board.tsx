@@ -1,4 +1,4 @@
-import { backlog } from "../../lib/backlog";
+import { isCurrent } from "../../lib/backlog";
 import { formatClock, formatMillis, formatNumber, formatSeconds, isoTime, sentence } from "../../lib/format";
 import { useNow } from "../../lib/hooks";
 import type { QueueState } from "../../lib/types";
@@ -8,10 +8,8 @@ import { Earlier, RoundCard } from "./round";
 
 export function Board({ state }: { state: QueueState }) {
   const now = useNow();
-  const current = state.rounds.filter(
-    (round) => round.vote_end_time > now || backlog(round, now).left > 0 || round.broadcast > 0,
-  );
-  const earlier = state.rounds.filter((round) => !current.includes(round));
+  const current = state.rounds.filter(isCurrent);
+  const earlier = state.rounds.filter((round) => !isCurrent(round));
   return (
     <>
       <Condition ready={state.ready} paused={state.paused} />

@@ -1,8 +1,8 @@
-import { type Backlog, backlog } from "../../lib/backlog";
+import { type Backlog, backlog, isClosed } from "../../lib/backlog";
 import { formatDuration, formatLeft, formatNeeded, formatNumber, plural } from "../../lib/format";
 import type { QueueRound } from "../../lib/types";
 import { RoundBadge } from "../../parts/round";
-import { Badge, Name, relative, type Tone } from "../../parts/ui";
+import { Badge, Name, type Tone } from "../../parts/ui";
 
 const STATES = [
   { key: "waiting", label: "Pending" },
@@ -15,15 +15,17 @@ const STATES = [
 /** How far a round's shares are, and whether what is left fits before its end. */
 export function RoundCard({ round, now }: { round: QueueRound; now: number }) {
   const sum = STATES.reduce((total, { key }) => total + round[key], 0);
+  const ended = round.vote_end_time <= now || isClosed(round);
   let from = 0;
   return (
     <article class="card round" aria-label={`Round ${round.round_id.slice(0, 8)}`}>
       <div class="round-head">
-        <RoundBadge status={round.status} ended={round.vote_end_time <= now} />
+        <RoundBadge status={round.status} ended={ended} />
         <Name text={round.round_id} what="round's id" head={8} tail={8} />
         <span class="muted small">
-          {round.vote_end_time > now ? "ends " : "ended "}
-          {relative(round.vote_end_time - now)}
+          {ended
+            ? `ended ${formatDuration(now - round.vote_end_time)} ago`
+            : `ends in ${formatLeft(round.vote_end_time - now)}`}
         </span>
       </div>
       <svg class="bar states" width="100%" height="10" aria-hidden="true">
