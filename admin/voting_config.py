@@ -133,14 +133,14 @@ class VotingConfig:
         self._tell("")
 
     async def _fetch(self) -> bytes:
-        url = self._url
+        url, address = httpx.URL(self._url), ""
         try:
             with anyio.fail_after(PATIENCE):
                 for _ in range(REDIRECTS + 1):
-                    answer, body = await self._get(url)
+                    answer, body = await self._get(url, address)
                     if answer.status_code not in _MOVED:
                         break
-                    url = await self._next(answer)
+                    url, address = await self._next(url, answer)
                 else:
                     raise BadConfigError(f"it moved more than {REDIRECTS} times")
         except TimeoutError:
@@ -151,8 +151,13 @@ class VotingConfig:
             raise BadConfigError(f"HTTP {answer.status_code}")
         return body
 
-    async def _get(self, url: str) -> tuple[httpx.Response, bytes]:
-        async with self._http.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+    async def _get(self, url: httpx.URL, address: str) -> tuple[httpx.Response, bytes]:
+        """One answer; from this address of the URL's host, where one is given: its name may mean another by now."""
+        headers, extensions = {"Accept-Encoding": "identity"}, {}
+        if address:
+            headers["Host"], extensions["sni_hostname"] = url.netloc.decode(), url.raw_host.decode()
+            url = url.copy_with(host=address)
+        async with self._http.stream("GET", url, headers=headers, extensions=extensions) as answer:
             chunks, size = [], 0
             async for chunk in answer.aiter_raw():
                 size += len(chunk)
@@ -161,17 +166,17 @@ class VotingConfig:
                 chunks.append(chunk)
             return answer, b"".join(chunks)
 
-    async def _next(self, answer: httpx.Response) -> str:
-        """Where a redirect leads: only to public places. The operator's own URL may be any."""
+    async def _next(self, url: httpx.URL, answer: httpx.Response) -> tuple[httpx.URL, str]:
+        """Where a redirect leads, and an address of it: only to public places. The operator's own URL may be any."""
         try:
-            target = answer.url.join(answer.headers.get("location", ""))
+            target = url.join(answer.headers.get("location", ""))
             check_url(str(target), production=True)
             addresses = await self._resolve(target.host, target.port or 443)
         except (BadPlaceError, httpx.InvalidURL, OSError) as error:
             raise BadConfigError(f"it moved to a place that is not followed: {error}") from None
         if not addresses or not all(is_public(ipaddress.ip_address(address)) for address in addresses):
             raise BadConfigError("it moved to a private network")
-        return str(target)
+        return target, addresses[0]
 
     def _tell(self, problem: str) -> None:
         """One line a change, not one a minute."""

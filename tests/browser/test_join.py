@@ -37,7 +37,7 @@ async def test_a_registration_waits_until_its_validator_bonds(visitor: Visitor, 
     await visitor.page.clock.install()
     await visitor.wallet()
     await visitor.open("/join")
-    claim = await review(visitor, 'Höhle <&> "quoted" 🗳️')
+    claim = await review(visitor, 'Höhle <b>&</b> "quoted" 🗳️')
     assert abs(claim["timestamp"] - time.time()) < 30
     assert await visitor.wallet_asked("signArbitrary") == [], "nothing is signed before the text was seen"
     await visitor.press("Sign with Keplr and send")

@@ -72,15 +72,18 @@ class Staking:
 
 
 class Web(httpx.AsyncBaseTransport):
-    """Takes the network's place: answers by URL."""
+    """Takes the network's place: answers by URL, whichever address of its host is asked."""
 
     def __init__(self) -> None:
         self.pages: dict[str, httpx.Response | Exception] = {}
         self.asked: list[str] = []
+        self.connected: list[tuple[str, str | None]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(str(request.url))
-        found = self.pages.get(str(request.url), httpx.ConnectError("nobody"))
+        url = f"{request.url.scheme}://{request.headers['host']}{request.url.raw_path.decode()}"
+        self.asked.append(url)
+        self.connected.append((request.url.host, request.extensions.get("sni_hostname")))
+        found = self.pages.get(url, httpx.ConnectError("nobody"))
         if isinstance(found, Exception):
             raise found
         return httpx.Response(found.status_code, headers=found.headers, stream=httpx.ByteStream(found.content))

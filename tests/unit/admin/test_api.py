@@ -232,6 +232,8 @@ async def test_a_redirect_to_a_public_place_is_followed(tmp_path: Path) -> None:
         desk.web.pages["https://public.example.org/x"] = httpx.Response(200, content=json.dumps(GOOD).encode())
         await desk.config.refresh()
         assert (await desk.http.get("/voting-config")).json() == GOOD
+        # to the very address that was looked at: asked again, the name might mean one of a private network
+        assert desk.web.connected == [("config.example.org", None), ("93.184.216.34", "public.example.org")]
 
 
 async def test_the_page_is_told_its_mode(tmp_path: Path) -> None:
