@@ -25,7 +25,9 @@ from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
 from helper.api.body import BodyReader
 from helper.api.clients import Network
+from helper.api.guard import note_refusal
 from helper.api.limits import RefusalLimits
+from helper.api.request_ids import request_id
 from helper.clock import Clock
 from helper.errors import ChainError, StoreError
 
@@ -129,10 +131,10 @@ class AdminRoutes:
         try:
             signed = parse_claim(body, now=now, production=self._ui.mode == "production")
             result = await self._registry.register(signed)
-        except ClaimError as error:
-            return _error(400, str(error))
-        except SignatureRefusedError as error:
-            return _error(401, str(error))
+        except (ClaimError, SignatureRefusedError) as error:
+            status = 400 if isinstance(error, ClaimError) else 401
+            note_refusal(request, status, str(error))
+            return _error(status, str(error))
         except RegistryFullError:
             return _error(429, "too many validators wait already", {"Retry-After": "3600"})
         if isinstance(result, Registered):
@@ -185,16 +187,18 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
     return _json({"error": message}, headers, status)
 
 
-async def _http_error(_request: Request, error: HTTPException) -> Response:
+async def _http_error(request: Request, error: HTTPException) -> Response:
     own = error.detail != HTTPStatus(error.status_code).phrase
     text = (
         error.detail if own else {404: "no such path", 405: "method not allowed"}.get(error.status_code, error.detail)
     )
+    note_refusal(request, error.status_code, text)
     return _error(error.status_code, text, dict(error.headers or {}))
 
 
-async def _store_error(_request: Request, error: StoreError) -> Response:
-    log.error("registrations are not available", error=str(error), advice=error.advice)
+async def _store_error(request: Request, error: StoreError) -> Response:
+    name = request_id(request.scope)
+    log.error("registrations are not available", error=str(error), advice=error.advice, request_id=name)
     return _error(503, "registrations cannot be kept now, come again")
 
 

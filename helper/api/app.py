@@ -12,6 +12,7 @@ from helper.api.body import BodyReader
 from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
 from helper.api.limits import Limited, RefusalLimits
 from helper.api.openapi import document_route
+from helper.api.request_ids import RequestIds
 from helper.api.wallet import WalletView, wallet_routes
 
 
@@ -59,4 +60,4 @@ def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimits | None = None) ->
     app = Starlette(routes=list(routes), exception_handlers=dict(EXCEPTION_HANDLERS))
     # a path with a slash too many is a path that does not exist, not a redirect to elsewhere
     app.router.redirect_slashes = False
-    return LastResort(Cors(app if limits is None else Limited(app, limits)))
+    return RequestIds(LastResort(Cors(app if limits is None else Limited(app, limits))))

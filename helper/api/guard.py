@@ -1,4 +1,4 @@
-"""Around every request: errors as JSON in one shape, CORS for wallets in browsers, tokens."""
+"""Around every request: errors as JSON in one shape, CORS for wallets in browsers, tokens, refusals in the log."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from helper.api.request_ids import HEADER, LATER, request_id
 from helper.errors import ShareRefused
 from helper.fields import WireError
 from helper.wire import error_answer
@@ -28,7 +29,7 @@ RETRY_AFTER_SECONDS: Final = 2
 
 _CORS: Final = (
     (b"access-control-allow-origin", b"*"),
-    (b"access-control-expose-headers", b"Retry-After"),
+    (b"access-control-expose-headers", f"Retry-After, {HEADER}".encode()),
 )
 _PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -54,23 +55,39 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
     return JsonResponse(error_answer(message), status, {**extra, **(headers or {})})
 
 
-async def http_error(_request: Request, error: Exception) -> Response:
+def note_refusal(request: Request, status: int, reason: str) -> None:
+    """A line at debug about a refusal that is final: which request, and why. Of the others there is none.
+
+    Args:
+        request: it is named, and nothing else of it is told.
+        status: of the answer.
+        reason: a text of ours, without a value that was sent.
+    """
+    if status not in LATER:
+        log.debug("a request was refused", status=status, reason=reason, request_id=request_id(request.scope))
+
+
+async def http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (no such path, wrong method), and ours."""
     assert isinstance(error, HTTPException)
     own = error.detail != HTTPStatus(error.status_code).phrase
     text = error.detail if own else _TEXTS.get(error.status_code, error.detail)
+    note_refusal(request, error.status_code, text)
     return error_response(error.status_code, text, error.headers)
 
 
-async def wire_error(_request: Request, error: Exception) -> Response:
+async def wire_error(request: Request, error: Exception) -> Response:
     """What was sent is not what it should be."""
+    note_refusal(request, 400, str(error))
     return error_response(400, str(error))
 
 
-async def share_refused(_request: Request, error: Exception) -> Response:
+async def share_refused(request: Request, error: Exception) -> Response:
     """A share was not taken."""
     assert isinstance(error, ShareRefused)
-    return error_response(error.status, f"{error.field}: {error}" if error.field else str(error))
+    text = f"{error.field}: {error}" if error.field else str(error)
+    note_refusal(request, error.status, text)
+    return error_response(error.status, text)
 
 
 async def disconnected(_request: Request, _error: Exception) -> Response:
@@ -118,7 +135,7 @@ class LastResort:
         try:
             await self._app(scope, receive, watch)
         except Exception:
-            log.exception("a request failed")
+            log.exception("a request failed", request_id=request_id(scope))
             if not started:
                 await error_response(500, "internal error")(scope, receive, send)
 

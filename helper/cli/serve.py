@@ -42,8 +42,11 @@ def serve(
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.manager import Manager, inherited_listener  # noqa: PLC0415
     from helper.telemetry.log import configure  # noqa: PLC0415
+    from helper.telemetry.sentry import start  # noqa: PLC0415
 
-    configure(settings.log.level, settings.log.format)
+    clock = SystemClock()
+    reporter = start(settings.helper.sentry_dsn, clock) if settings.helper.sentry_dsn else None
+    configure(settings.log.level, settings.log.format, report=reporter.report if reporter is not None else None)
 
     def started(url: str) -> None:
         say(f"listening on {url}")
@@ -52,6 +55,10 @@ def serve(
             partial.write_text(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
             partial.replace(ready_file)
 
-    manager = Manager(os.environ, os.getpid(), SystemClock())
+    manager = Manager(os.environ, os.getpid(), clock)
     listener = inherited_listener(os.environ, os.getpid())
-    uvloop.run(run_service(make_service(settings), started=started, listener=listener, manager=manager))
+    try:
+        uvloop.run(run_service(make_service(settings), started=started, listener=listener, manager=manager))
+    finally:
+        if reporter is not None:
+            reporter.close()

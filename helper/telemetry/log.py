@@ -7,13 +7,14 @@ written as their types and places, with their texts only where these are our own
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -71,6 +72,7 @@ FIELDS: Final = frozenset(
         "host",
         "path",
         "pid",
+        "request_id",
         "port",
         "signal",
         "socket",
@@ -89,13 +91,19 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "json", "pretty"]
 
 
-def configure(level: Level = "info", format: Format = "auto", stream: TextIO | None = None) -> None:  # noqa: A002
+def configure(
+    level: Level = "info",
+    format: Format = "auto",  # noqa: A002
+    stream: TextIO | None = None,
+    report: Callable[[Mapping[str, Any]], None] | None = None,
+) -> None:
     """Set the log up for this process; may be called again.
 
     Args:
         level: the least that is written.
         format: json is one object a line; pretty is for eyes; auto is pretty on a terminal.
         stream: where to, standard error by default.
+        report: gets each line of ours that is an error, as it is written.
     """
     out = stream or sys.stderr
     pretty = format == "pretty" or (format == "auto" and out.isatty())
@@ -105,6 +113,7 @@ def configure(level: Level = "info", format: Format = "auto", stream: TextIO | N
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         safe_exception,
         only_known_fields,
+        *([] if report is None else [_reporting(report)]),
     ]
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(colors=out.isatty())
@@ -153,6 +162,19 @@ def only_known_fields(_logger: WrappedLogger, _method: str, event: EventDict) ->
     if dropped:
         kept["dropped"] = dropped
     return kept
+
+
+def _reporting(report: Callable[[Mapping[str, Any]], None]) -> Processor:
+    """Hand errors of our own loggers over; those of libraries may quote what they were handed."""
+
+    def hand_over(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        ours = str(event.get("logger", "")).partition(".")[0] == OURS
+        if ours and event.get("level") in {"error", "critical"}:
+            with contextlib.suppress(Exception):  # a report that fails must not take the line with it
+                report({name: value for name, value in event.items() if not name.startswith("_")})
+        return event
+
+    return hand_over
 
 
 def safe_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

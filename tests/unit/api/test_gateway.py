@@ -335,6 +335,7 @@ async def test_headers_of_a_node_stay_with_it() -> None:
     async with door() as (made, client):
         made.answering("/rounds", make, made.first, made.second)
         found = await client.get(f"{API}/rounds")
+        assert len(found.headers.pop("x-request-id")) == 16
         assert dict(found.headers) == {
             "content-type": "application/json",
             "cache-control": "no-store",
@@ -342,7 +343,7 @@ async def test_headers_of_a_node_stay_with_it() -> None:
             "content-length": "2",
             "retry-after": "7",
             "access-control-allow-origin": "*",
-            "access-control-expose-headers": "Retry-After",
+            "access-control-expose-headers": "Retry-After, X-Request-Id",
         }
 
 

@@ -12,6 +12,7 @@ from helper.cli.second import refuse_a_second
 from helper.config import glimpse_database, load
 from helper.errors import StoreLocked
 from helper.store.opening import FileLock
+from tests.unit.cli.test_main import run
 
 
 def settings(folder: Path, text: str = "") -> Path:
@@ -115,3 +116,10 @@ def test_a_glimpse_finds_the_database_that_the_settings_name(
     assert glimpse_database(file, env) == (None if expected is None else Path(expected))
     if expected is not None:
         assert load(file, env).db_path == Path(expected)
+
+
+def test_a_dsn_that_is_none_is_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(tmp_path, 'sentry_dsn = "http://127.0.0.1/nothing"')
+    assert run("serve", "--config", str(config)) == 1
+    assert "sentry_dsn is no DSN" in capsys.readouterr().err
+    assert not (tmp_path / "q.db").exists()
