@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -125,6 +126,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
             yield Site(tmp_path, shell, fillable)
         finally:
             subprocess.run([tools / "systemctl", "stop", "svote-helper"], env=env, check=False, capture_output=True)
+            with suppress(OSError, ValueError):  # the program that has the port, if the page was left in the midst
+                os.kill(int(Path(places["/var/lib/svote-helper"], "other.pid").read_text()), signal.SIGTERM)
 
 
 @contextmanager
