@@ -36,9 +36,9 @@ async def draw() -> None:
             await take(browser, stage, name, SCENES[scene], scheme, size)
     files = [FOLDER / f"{name}.png" for name in PICTURES]
     subprocess.run(["pngquant", "--force", "--ext", ".png", "--strip", "--speed", "1", COLOURS, *files], check=True)
-    size = sum(path.stat().st_size for path in files)
-    print(f"{len(files)} pictures, {size} bytes")
-    if size > LARGEST:
+    weight = sum(path.stat().st_size for path in files)
+    print(f"{len(files)} pictures, {weight} bytes")
+    if weight > LARGEST:
         raise SystemExit(f"more than {LARGEST} bytes")
 
 
