@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shlex
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,11 +88,6 @@ async def test_without_keplr_there_are_a_command_and_a_form(visitor: Visitor, st
     await fill_in(visitor, "no wallet's node")
     await visitor.press("Connect Keplr")
     await visitor.shows("Keplr is not in this browser")
-    await visitor.page.get_by_role("radio", name="One command").check()
-    command = visitor.page.get_by_role("group", name="command to register")
-    await expect(command).to_contain_text("svote-helper admin register --key-file KEY")
-    await expect(command).to_contain_text(f"--to {stage.url}")
-
     await visitor.page.get_by_role("radio", name="Key tool").check()
     key = new_key()
     signer = await _tool(visitor, key, "")
@@ -103,6 +102,27 @@ async def test_without_keplr_there_are_a_command_and_a_form(visitor: Visitor, st
     await visitor.press("Send the registration")
     await visitor.heading("Waiting to be bonded")
     assert (await stage.pending())[signer["address"]]["moniker"] == "no wallet's node"
+
+
+async def test_the_command_that_is_shown_registers(visitor: Visitor, stage: Stage, tmp_path: Path) -> None:
+    await visitor.open("/join")
+    await fill_in(visitor, "it's one; command $HOME")
+    await visitor.page.get_by_role("radio", name="One command").check()
+    shown = await visitor.page.get_by_role("group", name="command to register").inner_text()
+    command = shlex.split(shown)
+    assert command[:5] == ["svote-helper", "admin", "register", "--key-file", "KEY"]
+    (key_file := tmp_path / "operator.key").write_text(new_key())
+    told = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "helper", *command[1:4], str(key_file), *command[5:], "--json"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    answer = json.loads(told.stdout)
+    assert answer["status"] == "pending"
+    waiting = (await stage.pending())[answer["operator_address"]]
+    assert (waiting["moniker"], waiting["url"]) == ("it's one; command $HOME", "https://helper.example.org")
 
 
 async def test_a_pasted_signature_of_another_text_is_refused_with_the_reason(visitor: Visitor, stage: Stage) -> None:
