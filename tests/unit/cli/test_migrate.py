@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyrage
 import pytest
 
 from helper.cli import migrate as migrate_module
@@ -21,7 +22,7 @@ NEWEST = len(migrations())
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
+    monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
     # for good, in the process that runs the tests
     monkeypatch.setattr(migrate_module, "harden_process", list)
 
@@ -60,15 +61,18 @@ def test_a_dry_run_tells_and_changes_nothing(old: Path, capsys: pytest.CaptureFi
 def test_it_is_backed_up_then_migrated_and_the_way_back_is_there(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    backup = tmp_path / "before.age"
-    assert run("db", "migrate", "--db", str(old), "--backup", str(backup), "--yes", "--json") == 0
+    backup, identity = tmp_path / "before.age", pyrage.x25519.Identity.generate()
+    keys = tmp_path / "keys.txt"
+    keys.write_text(str(identity))
+    sealed_to = ["--backup", str(backup), "--recipient", str(identity.to_public())]
+    assert run("db", "migrate", "--db", str(old), *sealed_to, "--yes", "--json") == 0
     answer = told(capsys)
     assert (answer["migrated"], answer["backup"]) == (True, str(backup))
     assert version(old) == NEWEST
     assert run("db", "migrate", "--db", str(old), "--no-backup", "--yes") == 0
     assert f"schema {NEWEST} is the newest" in capsys.readouterr().out
     there = tmp_path / "there.db"
-    assert run("db", "restore", str(backup), "--db", str(there)) == 0
+    assert run("db", "restore", str(backup), "--identity", str(keys), "--db", str(there)) == 0
     assert version(there) == 1
 
 
@@ -88,8 +92,9 @@ def test_it_does_nothing_half_asked(old: Path, arguments: list[str], code: int) 
 
 
 def test_a_backup_that_cannot_be_written_stops_it(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = old.read_bytes()
-    assert run("db", "migrate", "--db", str(old), "--backup", str(tmp_path / "no" / "b.age"), "--yes") == 1
+    before, recipient = old.read_bytes(), str(pyrage.x25519.Identity.generate().to_public())
+    nowhere = ["--backup", str(tmp_path / "no" / "b.age"), "--recipient", recipient]
+    assert run("db", "migrate", "--db", str(old), *nowhere, "--yes") == 1
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")
     assert run("db", "migrate", "--db", str(old), "--backup", str(tmp_path / "b.age"), "--yes") == 2
     assert old.read_bytes() == before
