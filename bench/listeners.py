@@ -25,7 +25,8 @@ from tests.support.listeners import cpu_seconds, listening
 TOKEN = "operators-only"
 APPROACH = 0.85
 """Where in a second the first listener comes, and with it the first state. The feed's seconds are some milliseconds
-longer, so that within a run its work moves over the moment at which shares fall due: the worst that it can do to them."""
+longer, so that within a run its work moves over the moment at which shares fall due: the worst that it can do to
+them."""
 
 
 async def measure(number: int, seconds: int) -> dict[str, float]:
