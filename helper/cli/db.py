@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
@@ -54,9 +55,9 @@ def backup(
         fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
     with permitted():
         snapshot = take_snapshot(database, SystemClock())
-        # the passphrase costs a second of a core, which the helper's wallets may want
-        os.nice(10)
-        sealed = seal(snapshot.image, passphrase=passphrase, recipients=recipient or ())
+        # the passphrase costs a second of a core, which the helper's wallets may want: a thread can step back alone
+        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as patient:
+            sealed = patient.submit(seal, snapshot.image, passphrase=passphrase, recipients=recipient or ()).result()
         write_backup(output, sealed)
     facts = {
         "output": str(output),
