@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from helper.cli.output import Exit, say
@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "db": "helper.cli.db",
     "admin": "helper.cli.admin",
     "config": "helper.cli.config",
+    "completion": "helper.cli.completion",
     "version": "helper.cli.version",
 }
 """Each command and the module whose `app` (a Typer) it is, in the order of the help.
@@ -41,6 +42,8 @@ COMMANDS: Final = {
 An `app` with a single command and no callback is that command itself, else it is a group.
 """
 INTERRUPTED: Final = 130
+COMPLETING: Final = "_SVOTE_HELPER_COMPLETE"
+"""What a shell sets that completes a command line (`helper.cli.completion`)."""
 
 _HELP: Final = "Keeps encrypted vote shares, and proves and reveals each at the second its wallet chose."
 
@@ -67,12 +70,33 @@ def make_cli(arguments: Sequence[str]) -> typer.Typer:
     return cli
 
 
+def make_completing(env: Mapping[str, str]) -> typer.Typer:
+    """The command line as far as it is needed to complete what is being typed."""
+    import typer  # noqa: PLC0415
+
+    from helper.cli.completion import typed_words  # noqa: PLC0415
+
+    # typer knows its shells only once it has built a command line that has its own options for them
+    with_options = typer.Typer(add_completion=True)
+    with_options.command()(_root)
+    typer.main.get_command(with_options)
+    typed = typed_words(env) or []
+    if any(word in COMMANDS for word in typed):
+        return make_cli(typed)
+    cli = make_cli(["completion"])
+    for name in COMMANDS:  # only their names are asked for
+        if name != "completion":
+            cli.command(name)(_root)
+    return cli
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         refuse_a_second(given, os.environ)
-        make_cli(given)(args=given, prog_name="svote-helper")
+        cli = make_completing(os.environ) if COMPLETING in os.environ else make_cli(given)
+        cli(args=given, prog_name="svote-helper")
     except HelperError as error:
         say(f"{error}\n{error.advice}")
         sys.exit(Exit.FAILURE)

@@ -21,7 +21,15 @@ DbOption = Annotated[
 ]
 
 RoundOption = Annotated[str, typer.Option("--round", help="Of this round only (hex).", show_default=False)]
-StateOption = Annotated[str, typer.Option("--state", help="In this state only.", show_default=False)]
+StateOption = Annotated[
+    str,
+    typer.Option(
+        "--state",
+        help="In this state only: received, witnessed, broadcast or failed.",
+        autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
+        show_default=False,
+    ),
+]
 DueBeforeOption = Annotated[
     str, typer.Option("--due-before", help="Due before this unix second only.", show_default=False)
 ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import orjson
+
+_ENDLESS: Final = 10_000
 
 
 class Exit(IntEnum):
@@ -55,7 +57,9 @@ def width() -> int | None:
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table on a terminal (plain with NO_COLOR); elsewhere tab-separated lines, the names first."""
+    """A table on a terminal (plain with NO_COLOR), or a line a value where it is too narrow for one; elsewhere
+    tab-separated lines, the names first.
+    """
     if not sys.stdout.isatty():
         for row in (columns, *rows):
             sys.stdout.write("\t".join(one_line(value) for value in row) + "\n")
@@ -66,9 +70,28 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*(escape(one_line(value)) for value in row))
-    Console().print(table)
+    cells = [[one_line(value) for value in row] for row in rows]
+    for row in cells:
+        table.add_row(*map(escape, row))
+    console = Console()
+    # measured in a terminal without end: in its own the longest words would be cut
+    if console.measure(table, options=console.options.update_width(_ENDLESS)).minimum <= console.width:
+        console.print(table)
+        return
+    for line in _records(columns, cells):
+        console.print(line, markup=False, highlight=False, overflow="fold")
+
+
+def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Each row as lines of a name and a value; a table of two columns has its names in the first."""
+    for number, row in enumerate(rows):
+        if len(columns) == 2:
+            yield f"{row[0]}: {row[1]}"
+            continue
+        if number:
+            yield ""
+        for name, value in zip(columns, row, strict=True):
+            yield f"{name}: {value}"
 
 
 def one_line(value: object) -> str:

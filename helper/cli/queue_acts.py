@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RefsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[SHARE]...", help="Names of shares as in the list, or their first 6 characters.", show_default=False
+        metavar="SHARE", help="Names of shares as in the list, or their first 6 characters.", show_default=False
     ),
 ]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.schemas import conforms
+
 KEYS = {
     "shares",
     "confirmed",
@@ -60,6 +62,7 @@ async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(tmp_
     assert printed.endswith(b"\n")
     outcome = json.loads(printed)
     assert outcome.keys() >= KEYS
+    conforms("demo", outcome)
     assert outcome["tally_ok"] is True
     assert (outcome["shares"], outcome["confirmed"], outcome["failed"], outcome["early"]) == (32, 32, 0, 0)
     assert outcome["circuit"] == circuit

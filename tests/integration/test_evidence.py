@@ -14,6 +14,7 @@ import pytest
 from devnet import ballot
 from tests.support.harness import Helper, cast_vote, running
 from tests.support.process import PATIENCE
+from tests.support.schemas import conforms
 
 
 async def command(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -78,6 +79,15 @@ async def test_a_counted_reveal_becomes_evidence_and_no_node_is_asked_for_its_nu
         code, _, said = await command(tmp_path, "proof", "export", "07" * 32, "--round", round_id.hex(), *config)
         assert code == 5, said
         assert "has not counted" in said
+        code, stats, said = await command(tmp_path, "queue", "stats", *config)
+        assert (code, stats["total"]["submitted"]) == (0, 16), said
+        for name, value in (
+            ("queue-stats", stats),
+            ("tx-lookup", looked_up),
+            ("proof-export", told),
+            ("proof-verify", verified),
+        ):
+            conforms(name, value)
         code, rounds, said = await command(tmp_path, "rounds", *config)
         assert (code, rounds["source"]) == (0, "daemon"), said
         assert rounds["rounds"][0]["shares"]["submitted"] == 16

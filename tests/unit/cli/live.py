@@ -18,6 +18,17 @@ from tests.unit.operations_parts import NOW, Desk
 
 T = TypeVar("T")
 
+SERVICE = {
+    "ready": True,
+    "intake_paused": None,
+    "paused": None,
+    "circuit": "k11",
+    "chain_id": "chain-1",
+    "endpoints": [{"name": "node:80", "reason": None}],
+    "provers": {"workers": 1},
+    "counts": {},
+}
+
 
 class Live:
     """It while it runs."""
@@ -49,7 +60,7 @@ def live_daemon(database: Path) -> Iterator[Live]:
         await desk.open()
         states = [RoundState(ROUND_ID, 1, END, 50, 7, closed=False)]
         rounds = rounds_route(desk.store, lambda: states, lambda: NOW)
-        app = make_operator_app(desk.store, dict, more=[rounds, *act_routes(desk.operations)])
+        app = make_operator_app(desk.store, lambda: SERVICE, more=[rounds, *act_routes(desk.operations)])
         try:
             with unix_listener(database.parent / "helper.sock") as listener:
                 server = make_server(app)

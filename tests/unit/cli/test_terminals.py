@@ -1,0 +1,131 @@
+"""What a person sees in terminals of any width, what a pipe gets, and what a shell completes: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.support.process import PATIENCE
+from tests.support.terminal import terminal
+from tests.unit.intake_parts import ROUND_ID
+from tests.unit.operations_parts import NOW, Desk
+from tests.unit.store.parts import posted
+
+MANY = 2000
+REF = re.compile(r"[0-9a-f]{12}")
+COLOUR = re.compile(rb"\x1b\[[0-9;]*[34][0-7](;[0-9;]*)?m")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many shares, of which all failed."""
+    path = tmp_path_factory.mktemp("queue") / "svote-helper.db"
+
+    async def make() -> None:
+        desk = Desk(path)
+        await desk.open()
+        shares = [posted(number, round_id=ROUND_ID) for number in range(MANY)]
+        await asyncio.gather(*(desk.store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
+        await desk.store.close_unspent(ROUND_ID, note="the node did not answer")
+        await desk.store.close()
+
+    anyio.run(make)
+    return path
+
+
+def shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """A bash script in which `svote-helper` is this tree's."""
+    command = folder / "bin" / "svote-helper"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m helper "$@"\n')
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    clean: Mapping[str, str] = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
+    return subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=folder,
+        env={**clean, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path.cwd()), **env},
+        capture_output=True,
+        text=True,
+        timeout=5 * PATIENCE,
+        check=False,
+    )
+
+
+async def test_in_a_narrow_terminal_each_value_has_its_line(database: Path) -> None:
+    where = ("--db", str(database), "--limit", "2")
+    async with terminal("queue", "list", "--state", "failed", *where, columns=40, lines=60) as narrow:
+        assert await narrow.ended() == 0
+    lines = narrow.lines
+    assert "failed: 2000" in lines
+    assert "why: the node did not answer" in lines
+    assert sum(line.startswith("share: ") and bool(REF.search(line)) for line in lines) == 2
+    assert lines.count("state: failed") == 2
+    assert not any(line.endswith("…") for line in lines), "nothing is cut off"
+
+
+async def test_in_a_wide_terminal_there_is_a_table(database: Path) -> None:
+    where = ("--db", str(database), "--limit", "2")
+    async with terminal("queue", "list", *where, columns=140, lines=40) as wide:
+        assert await wide.ended() == 0
+    assert "┃ share " in wide.text
+    assert len(REF.findall(wide.text)) >= 2
+
+
+async def test_no_color_means_none(database: Path) -> None:
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        async with terminal("queue", "stats", "--db", str(database), columns=100, lines=40, env=env) as plain:
+            assert await plain.ended() == 0
+        assert "2000" in plain.text
+        assert COLOUR.search(plain.raw) is None
+
+
+def test_a_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Path) -> None:
+    done = shell(
+        f"svote-helper queue list --db {database} --limit {MANY} | head -1; echo ${{PIPESTATUS[1]}} >&2;"
+        f" svote-helper queue list --db {database} --limit {MANY} --json | head -c 10 >/dev/null;"
+        f" svote-helper queue list --db {database} --limit {MANY} | :",
+        tmp_path,
+        FORCE_COLOR="1",
+    )
+    assert done.stdout == "share\tround\tstate\tsubmit at\tdue\tattempts\tstage\tnote\n"
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("svote-helper que", {"queue"}),
+        ("svote-helper queue re", {"retry"}),
+        ("svote-helper queue ex", {"export"}),
+        ("svote-helper proof ''", {"export", "verify"}),
+        ("svote-helper queue list --sta", {"--state", "--stage"}),
+        ("svote-helper queue list --state ''", {"received", "witnessed", "broadcast", "failed"}),
+    ],
+)
+def test_bash_completes_what_is_typed(tmp_path: Path, typed: str, offered: set[str]) -> None:
+    done = shell(
+        "source <(svote-helper completion bash) && complete -p svote-helper >/dev/null &&"
+        f" COMP_WORDS=({typed}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
+        " _svote_helper_completion svote-helper && printf '%s\\n' \"${COMPREPLY[@]}\"",
+        tmp_path,
+    )
+    assert (set(done.stdout.split()), done.stderr) == (offered, "")
+
+
+def test_other_shells_have_their_scripts(tmp_path: Path) -> None:
+    for shell_name, word in (("zsh", "#compdef svote-helper"), ("fish", "complete --command svote-helper")):
+        done = shell(f"svote-helper completion {shell_name}", tmp_path)
+        assert word in done.stdout
+        assert "_SVOTE_HELPER_COMPLETE" in done.stdout
+    assert shell("svote-helper completion csh", tmp_path).returncode == 2
