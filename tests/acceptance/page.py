@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ANYTHING = "…"
-PATIENCE = 180.0
+PATIENCE = 240.0
 _BLOCK = re.compile(r"<!-- (?P<kind>[a-z]+): (?P<name>[a-z0-9]+) -->\n```console\n(?P<text>.*?)```\n", re.DOTALL)
 
 

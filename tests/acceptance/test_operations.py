@@ -118,7 +118,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
         "HOME": os.environ.get("HOME", str(tmp_path)),
         "SVOTE_HELPER_CONFIG": f"{places['/etc/svote-helper']}/helper.toml",
         "SVOTE_HELPER_HELPER_PORT": str(ports["8090"]),
-        "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",  # its many starts warm half as many keys
+        # its many starts warm half as many keys, and do not step back for the tests beside this one
+        "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",
+        "SVOTE_HELPER_PROVER_NICE": "0",
     }
     shell = Shell(dist, env, {**places, **quicker, **{name: str(port) for name, port in ports.items()}})
     with own_disk(Path(places["/var/lib/svote-helper"])) as fillable:
