@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from http import HTTPStatus
 from math import ceil
 from typing import Any, Final
@@ -14,10 +14,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from admin.adr036 import ACCOUNT_PREFIX, SignatureRefusedError
+from admin import about
+from admin.about import ChainFacts, UiConfig
+from admin.adr036 import SignatureRefusedError
 from admin.claim import LONGEST_BODY, ClaimError, parse_claim
 from admin.registry import Registered, Registry
 from admin.rounds import RoundsView
@@ -27,6 +28,7 @@ from helper.api.body import BodyReader
 from helper.api.clients import Network
 from helper.api.guard import note_refusal
 from helper.api.limits import RefusalLimits
+from helper.api.openapi import ApiRoute
 from helper.api.request_ids import request_id
 from helper.clock import Clock
 from helper.errors import ChainError, StoreError
@@ -43,26 +45,6 @@ BURST: Final = 20
 """Registrations that a client may send at once: each costs a signature's check, and good ones a place in the file."""
 PER_SECOND: Final = 0.2
 _NO_STORE: Final = {"Cache-Control": "no-store"}
-
-
-@dataclass(frozen=True, slots=True)
-class ChainFacts:
-    """What a browser wallet must know to add the chain: its id (None while unknown), public URLs, denomination."""
-
-    chain_id: str | None
-    rest: str
-    rpc: str
-    denom: str
-    bech32_prefix: str = ACCOUNT_PREFIX
-
-
-@dataclass(frozen=True, slots=True)
-class UiConfig:
-    """What the page is told of its surroundings: `production` or `development`, and where the PIR service is."""
-
-    mode: str = "production"
-    dev_pir_controls: bool = False
-    precomputed_base_url: str = ""
 
 
 class AdminRoutes:
@@ -100,18 +82,22 @@ class AdminRoutes:
 
     def app(self) -> ASGIApp:
         """The application, for mounting under `/api`."""
-        routes = [
-            Route("/voting-config", self.voting_config, methods=["GET"]),
-            Route("/register-validator", self.register, methods=["POST"]),
-            Route("/pending-validators", self.pending, methods=["GET"]),
-            Route("/ui-config", self.ui_config, methods=["GET"]),
-            Route("/chain", self.chain, methods=["GET"]),
-            Route("/rounds", self.rounds, methods=["GET"]),
-        ]
+        routes = self.routes()
         handlers: dict[Any, Any] = {HTTPException: _http_error, StoreError: _store_error, ClientDisconnect: _gone}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
         return _AnyOrigin(app)
+
+    def routes(self) -> list[ApiRoute]:
+        """Its routes, each with what it does."""
+        return [
+            ApiRoute("/voting-config", self.voting_config, "GET", about.VOTING_CONFIG),
+            ApiRoute("/register-validator", self.register, "POST", about.REGISTER),
+            ApiRoute("/pending-validators", self.pending, "GET", about.PENDING),
+            ApiRoute("/ui-config", self.ui_config, "GET", about.UI_CONFIG),
+            ApiRoute("/chain", self.chain, "GET", about.CHAIN),
+            ApiRoute("/rounds", self.rounds, "GET", about.ROUNDS),
+        ]
 
     async def voting_config(self, _request: Request) -> Response:
         """The published configuration as it is; 502 when there never was one."""

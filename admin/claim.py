@@ -13,6 +13,10 @@ from admin.adr036 import is_address
 from admin.places import BadPlaceError, check_url
 
 LONGEST_BODY: Final = 16 << 10
+LONGEST_ADDRESS: Final = 128
+LONGEST_URL: Final = 2048
+LONGEST_BYTES: Final = 256
+"""Characters of base64."""
 LONGEST_MONIKER: Final = 140
 """Characters; the staking module takes 70 bytes."""
 TOLERANCE: Final = 300
@@ -75,7 +79,7 @@ def parse_claim(body: bytes, *, now: float, production: bool) -> SignedClaim:
         ClaimError: a field is missing, of the wrong type or out of bounds.
     """
     fields = _object(body)
-    address = _text(fields, "operator_address", 128)
+    address = _text(fields, "operator_address", LONGEST_ADDRESS)
     if not is_address(address, address.rpartition("1")[0]):
         raise ClaimError("operator_address: is not an address")
     claim = Claim(
@@ -111,7 +115,7 @@ def _text(fields: dict[str, Any], name: str, longest: int) -> str:
 
 
 def _url(fields: dict[str, Any], *, production: bool) -> str:
-    url = _text(fields, "url", 2048)
+    url = _text(fields, "url", LONGEST_URL)
     try:
         if url:
             check_url(url, production=production)
@@ -140,7 +144,7 @@ def _timestamp(fields: dict[str, Any], now: float) -> int:
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes:
     try:
-        return base64.b64decode(_text(fields, name, 256), validate=True)
+        return base64.b64decode(_text(fields, name, LONGEST_BYTES), validate=True)
     except (binascii.Error, ValueError) as error:
         if isinstance(error, ClaimError):
             raise

@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from starlette.routing import Mount
-
-from admin.api import AdminRoutes, ChainFacts, UiConfig
+from admin.about import ChainFacts, UiConfig
+from admin.api import AdminRoutes
 from admin.registry import Chain, Registry
 from admin.rounds import RoundsView
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.api.clients import Network
+from helper.api.openapi import ApiMount
 from helper.clock import Clock
 
 
@@ -47,7 +47,7 @@ class AdminDesk:
         self._registry = Registry(self._store, chain, clock=clock)
         rounds = RoundsView(chain, clock=clock)
         routes = AdminRoutes(self._registry, self._config, rounds, ui, chain=facts, clock=clock, trusted=trusted)
-        self.mount = Mount("/api", routes.app())
+        self.mount = ApiMount("/api", routes.app(), routes.routes())
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

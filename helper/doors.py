@@ -16,9 +16,9 @@ import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from admin.api import ChainFacts, UiConfig
+from admin.about import ChainFacts, UiConfig
 from admin.desk import AdminDesk
-from helper.api.app import make_app, wrapped
+from helper.api.app import described, make_app, wrapped
 from helper.api.events import events_route, overview_routes
 from helper.api.gateway import AT_ONCE, Gateway
 from helper.api.health import Checks, health_routes
@@ -73,7 +73,7 @@ class Doors:
         self._stats = Stats()
         self._read: Callable[[], Awaitable[Figures]] = self._refusals_alone
         self._feed: Feed | None = None
-        self._wallets: ASGIApp = wrapped(self._more(), self._limits)
+        self._wallets: ASGIApp = wrapped(described([], self._more()), self._limits)
         self._operators: ASGIApp | None = None
 
     def join_queue(
@@ -109,6 +109,7 @@ class Doors:
             expose_queue_status=settings.expose_queue_status,
             limits=self._limits,
             more=[events_route(self._feed, self._config.operator.token), *self._more()],
+            operator_token=self._config.operator.token,
         )
         more = [*operators, *overview_routes(self._feed, reading.overview), *health_routes(checks)]
         self._operators = make_operator_app(store, facts, more=more)

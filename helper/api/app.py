@@ -9,9 +9,10 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from helper.api.body import BodyReader
+from helper.api.docs import docs_routes
 from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
 from helper.api.limits import Limited, RefusalLimits
-from helper.api.openapi import document_route
+from helper.api.openapi import Description, Holder
 from helper.api.request_ids import RequestIds
 from helper.api.wallet import WalletView, wallet_routes
 
@@ -24,6 +25,7 @@ def make_app(
     bodies: BodyReader | None = None,
     limits: RefusalLimits | None = None,
     more: Sequence[BaseRoute] = (),
+    operator_token: str = "",
 ) -> ASGIApp:
     """The wallets' application.
 
@@ -34,6 +36,7 @@ def make_app(
         bodies: reads request bodies within their limits.
         limits: how much each client may have refused; None for no end of it.
         more: routes of other parts of the product, matched after the wallets'.
+        operator_token: what `more` may ask for; empty keeps that shut.
     """
     return wrapped(
         wallet_app_routes(
@@ -42,17 +45,43 @@ def make_app(
             expose_queue_status=expose_queue_status,
             bodies=bodies or BodyReader(),
             more=more,
+            operator_token=operator_token,
         ),
         limits,
     )
 
 
 def wallet_app_routes(
-    view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader, more: Sequence[BaseRoute]
+    view: WalletView,
+    *,
+    api_token: str,
+    expose_queue_status: bool,
+    bodies: BodyReader,
+    more: Sequence[BaseRoute],
+    operator_token: str = "",
 ) -> list[BaseRoute]:
-    """Its routes, in the order in which they are matched; one of them describes them all."""
+    """Its routes, in the order in which they are matched, with those that describe them all."""
     wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies)
-    return [*wallets, document_route([*wallets, *more], token=bool(api_token)), *more]
+    return described([*wallets], more, api_token=api_token, operator_token=operator_token)
+
+
+def described(
+    routes: Sequence[BaseRoute], more: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
+) -> list[BaseRoute]:
+    """These routes, then their description for programs and for people, then `more`, which it describes as well.
+
+    Args:
+        routes: come first.
+        more: come last; one of them may answer every path.
+        api_token: the wallets', empty for none.
+        operator_token: the operators'.
+    """
+    tokens: dict[Holder, str] = {"wallets": api_token, "operators": operator_token}
+    description = Description(holder for holder, token in tokens.items() if token)
+    own = [description.route, *docs_routes(description.told)]
+    found = [*routes, *own, *more]
+    description.of(found)
+    return found
 
 
 def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimits | None = None) -> ASGIApp:

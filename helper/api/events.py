@@ -14,11 +14,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.api.guard import JsonResponse, token_matches
+from helper.api.openapi import ApiRoute, Operation
 from helper.telemetry.feed import Event, Feed
 
 PATH: Final = "/shielded-vote/v1/events"
 PING: Final = 15
 """Seconds between two comments that keep proxies from cutting a silent stream."""
+
+
+EVENTS: Final = Operation(
+    "The queue's state, in sums, each second: events named `state` with the JSON as data.",
+    str,
+    media="text/event-stream",
+    asks="operators",
+)
 
 
 def events_route(feed: Feed, token: str) -> Route:
@@ -36,7 +45,7 @@ def events_route(feed: Feed, token: str) -> Route:
             raise HTTPException(401, "the operator token is needed, as a Bearer header", {"WWW-Authenticate": "Bearer"})
         return _stream(feed, request)
 
-    return Route(PATH, events, methods=["GET"])
+    return ApiRoute(PATH, events, "GET", EVENTS)
 
 
 def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[dict[str, Any]]]) -> list[Route]:

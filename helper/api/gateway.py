@@ -27,6 +27,7 @@ from helper.api.body import BodyReader
 from helper.api.connection import CUT
 from helper.api.guard import error_response
 from helper.api.limits import spare
+from helper.api.openapi import ApiRoute, Operation
 from helper.chain.http import Streamed
 from helper.chain.passage import MaybeSent, Passage, Question
 from helper.errors import ChainError, ChainUnavailable
@@ -76,6 +77,7 @@ SENT: Final = (
 """What wallets send to it. Newer chains have the batches; others say that there is no such path."""
 
 _PARTS: Final = {"{name}": r"[A-Za-z0-9_-]{1,128}", "{height}": r"[0-9]{1,19}"}
+_HEIGHT: Final = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 _PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
 
 
@@ -153,11 +155,11 @@ class Gateway:
                 del self._under_way[client]
 
 
-class _Listed(Route):
+class _Listed(ApiRoute):
     """A path of the list, as it was sent: no encoded character in it is taken for another."""
 
     def __init__(self, path: str, method: str, gateway: Gateway) -> None:
-        super().__init__(path, gateway.serve, methods=[method])
+        super().__init__(path, gateway.serve, method, _operation(path, method))
         pattern = "".join(_PARTS.get(part) or re.escape(part) for part in re.split(r"(\{[a-z]+\})", path))
         self._raw = re.compile(pattern.encode())
         self._method = method
@@ -255,6 +257,21 @@ class _Passing:
 
     async def _refuse(self, status: int, text: str) -> None:
         await error_response(status, text)(self._scope, self._receive, self._send)
+
+
+def _operation(path: str, method: str) -> Operation:
+    """What is said of a path of the list: little, as the answers are the nodes' own."""
+    leaves = path.endswith("/leaves")
+    about = {name: {"description": "A height.", "schema": _HEIGHT} for name in ("from_height", "to_height")}
+    return Operation(
+        "Passed on to a node of the chain, whose answer this is.",
+        Any,
+        body={"type": "object"} if method == "POST" else None,
+        path={part[1:-1]: {"type": "string", "pattern": f"^{_PARTS[part]}$"} for part in _PARTS if part in path},
+        query=about if leaves else {},
+        refusals=(404, 413, 502, 504) if method == "POST" else (404, 502, 504),
+        passed_on=True,
+    )
 
 
 def _target(scope: Scope) -> str:

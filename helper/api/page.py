@@ -8,9 +8,11 @@ from typing import Final
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
+from helper.api.openapi import ApiRoute, Operation
 from helper.errors import ConfigError
 
 INDEX: Final = "index.html"
@@ -30,6 +32,25 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+
+
+PAGE: Final = Operation(
+    "The web page: its files, and its index for every path that nothing else answers.",
+    str,
+    media="*/*",
+    path={"path": {"type": "string", "description": "Of a file, or of a view of the page."}},
+    refusals=(404,),
+)
+
+
+class _PageRoute(ApiRoute):
+    """Every path but the API's own: another method of one of these is not the page's either."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether this is the page's to answer."""
+        if scope["path"].lstrip("/").split("/", 1)[0] in RESERVED:
+            return Match.NONE, {}
+        return super().matches(scope)
 
 
 class Page:
@@ -52,14 +73,12 @@ class Page:
             )
         self._files = StaticFiles(directory=folder, follow_symlink=False)
 
-    def route(self) -> Route:
+    def route(self) -> ApiRoute:
         """Every path that no other route has; the last of all routes."""
-        return Route("/{path:path}", self._serve, methods=["GET"])
+        return _PageRoute("/{path:path}", self._serve, "GET", PAGE)
 
     async def _serve(self, request: Request) -> Response:
         path: str = request.path_params["path"]
-        if path.split("/", 1)[0] in RESERVED:
-            raise HTTPException(404)
         answer = await self._file(path, request)
         for name, value in _HEADERS.items():
             answer.headers[name] = value

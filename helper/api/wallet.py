@@ -110,17 +110,17 @@ TAKE: Final = Operation(
     wire.TakenAnswer,
     body=wire.SHARE,
     refusals=(413,),
-    guarded=True,
+    asks="wallets",
 )
 SHARE_STATUS: Final = Operation(
     "Whether a share is counted on chain.",
     wire.ShareStatusAnswer,
     path={"round_id": wire.PATH_HEX, "nullifier": wire.PATH_HEX},
     refusals=(404,),
-    guarded=True,
+    asks="wallets",
 )
 STATUS: Final = Operation("Whether this helper works.", wire.StatusAnswer)
-QUEUE_STATUS: Final = Operation("The counts of every round.", dict[str, wire.RoundCounts], guarded=True)
+QUEUE_STATUS: Final = Operation("The counts of every round.", dict[str, wire.RoundCounts], asks="wallets")
 
 
 def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[ApiRoute]:

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -105,15 +106,25 @@ async def _scene(setting: Setting, findings: Findings, http: httpx.AsyncClient) 
     await chain.start()
     try:
         round_id = await chain.open_round()
+        await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
         async with contextlib.AsyncExitStack() as stack:
             usual, lifted = await asyncio.gather(
                 stack.enter_async_context(helping(folders[0], http, chain, helper={"trusted_proxies": [PROXY]})),
-                stack.enter_async_context(helping(folders[1], http, chain, helper=LIFTED)),
+                stack.enter_async_context(helping(folders[1], http, chain, helper=LIFTED, **_everything(chain))),
             )
             crowd = Crowd(chain, lambda: [usual.url], setting.dice("votes"))
             yield Scene(setting, findings, chain, round_id, usual, lifted, crowd)
     finally:
         await chain.kill()
+
+
+def _everything(chain: Chain) -> dict[str, Any]:
+    """Every part that may be described, switched on; but for the chain's own paths: what they answer is a node's."""
+    return {
+        "ui": {"enable": True},
+        "operator": {"token": "of operators, who are not here"},
+        "admin": {"config_url": f"{chain.url}/devnet/voting-config", "mode": "development"},
+    }
 
 
 def _port(helper: Helper) -> int:

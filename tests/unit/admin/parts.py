@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 import httpx
 
 from admin import adr036
-from admin.api import AdminRoutes, ChainFacts, UiConfig
+from admin.about import ChainFacts, UiConfig
+from admin.api import AdminRoutes
 from admin.claim import Claim
 from admin.registry import Registry
 from admin.rounds import RoundsView

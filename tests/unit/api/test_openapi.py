@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from helper.api.app import wallet_app_routes
 from helper.api.body import BodyReader
+from helper.api.docs_html import page
 from helper.api.openapi import ApiRoute, Operation, document
+from helper.chain.failover import Endpoints
+from helper.config import Config
+from helper.doors import Doors
+from helper.rounds import RoundBook
+from helper.store.sqlite import SqliteStore
+from helper.telemetry.checks import Check
+from helper.telemetry.stats import Stats
+from tests.support.clock import FakeClock
 from tests.unit.api.wallet_parts import SHARES, STATUS, Wallets
 from tests.unit.intake_parts import NULLIFIER, PAYLOADS, ROUND_ID, body, payload
 
@@ -46,10 +61,10 @@ def conforms(told: dict[str, Any], response: dict[str, Any], answer: Any) -> boo
 
 @pytest.mark.parametrize("expose", [False, True])
 async def test_it_describes_every_route_and_no_other(expose: bool) -> None:
-    async def page(_request: Request) -> Response:
+    async def anything(_request: Request) -> Response:
         return Response()
 
-    more = ApiRoute("/more/{name}", page, "GET", Operation("More.", dict[str, int]))
+    more = ApiRoute("/more/{name}", anything, "GET", Operation("More.", dict[str, int]))
     wallets = Wallets()
     routes = wallet_app_routes(wallets.view, api_token="", expose_queue_status=expose, bodies=BodyReader(), more=[more])
     assert all(isinstance(route, Route) for route in routes)
@@ -128,4 +143,178 @@ async def test_a_token_is_asked_for_where_one_is_set() -> None:
 
 
 def test_a_route_without_a_word_is_not_described() -> None:
-    assert document([], token=False)["paths"] == {}
+    assert document([], tokens=())["paths"] == {}
+
+
+# Everything on the wallets' port
+
+
+def whole(folder: Path, **changes: Any) -> Doors:
+    """All doors of a helper, with every part of it switched on."""
+    values = {
+        "helper": {"db_path": str(folder / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
+        "operator": {"token": "of operators"},
+        "ui": {"enable": True},
+        "gateway": {"enable": True},
+        **changes,
+    }
+    config = Config.model_validate(values)
+    clock = FakeClock()
+    doors = Doors(config, endpoints=Endpoints([], clock=clock, chain_id="x-1"), clock=clock)
+    store = SqliteStore(config.db_path)
+    rounds = cast(RoundBook, SimpleNamespace(all=list))
+    checks: list[Check] = [Check("store")]
+    doors.join_queue(Wallets().view, store, rounds, facts=dict, checks=lambda: checks, stats=Stats())
+    return doors
+
+
+async def told_by(doors: Doors, path: str = "/openapi.json") -> httpx.Response:
+    transport = httpx.ASGITransport(app=doors._wallets)
+    async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+        return await client.get(path)
+
+
+async def test_every_path_of_the_wallets_port_is_described(tmp_path: Path) -> None:
+    doors = whole(tmp_path)
+    told = (await told_by(doors)).json()
+    schemathesis.openapi.from_dict(told).validate()
+    for schema in _schemas(told):
+        jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
+    paths = set(told["paths"])
+    assert {
+        "/shielded-vote/v1/shares",
+        "/shielded-vote/v1/events",
+        "/shielded-vote/v1/rounds",
+        "/shielded-vote/v1/cast-vote",
+        "/api/register-validator",
+        "/api/pending-validators",
+        "/livez",
+        "/readyz",
+        "/docs",
+        "/docs/style.css",
+        "/openapi.json",
+        "/{path}",
+    } <= paths
+    served = {("GET", "/{path}")}
+    for route in _routes(doors):
+        served |= {(method, route.path) for method in route.methods or () if method != "HEAD"}
+    described_paths = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
+    assert described_paths == {(method, path.replace(":path", "")) for method, path in served}
+
+
+def _routes(doors: Doors) -> Iterator[Route]:
+    """Every route behind the wallets' port, whatever it says of itself."""
+    app: Any = doors._wallets
+    while not isinstance(app, Starlette):
+        app = app._app
+    for route in app.routes:
+        if isinstance(route, Mount):
+            inner: Any = route.app
+            while not isinstance(inner, Starlette):
+                inner = inner._app
+            for one in inner.routes:
+                assert isinstance(one, Route)
+                yield Route(route.path + one.path, one.endpoint, methods=list(one.methods or ()))
+        else:
+            assert isinstance(route, Route)
+            yield route
+
+
+async def test_what_is_shut_is_not_described(tmp_path: Path) -> None:
+    shut = (await told_by(whole(tmp_path, operator={"token": ""}, gateway={}, ui={}))).json()
+    assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(shut["paths"])
+    assert set(shut["components"]["securitySchemes"]) == {"helperToken"}
+    open_ = (await told_by(whole(tmp_path))).json()
+    assert open_["paths"]["/shielded-vote/v1/events"]["get"]["security"] == [{"operatorToken": []}]
+    assert "401" in responses(open_, "/shielded-vote/v1/events")
+    assert "of operators" not in json.dumps(open_)
+
+
+async def test_without_a_queue_the_rest_is_described(tmp_path: Path) -> None:
+    clock = FakeClock()
+    config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db"), "disable": True}})
+    doors = Doors(config, endpoints=Endpoints([], clock=clock), clock=clock)
+    told = (await told_by(doors)).json()
+    assert "/api/rounds" in told["paths"]
+    assert "/shielded-vote/v1/shares" not in told["paths"]
+    assert (await told_by(doors, "/docs")).status_code == 200
+
+
+async def test_health_is_as_it_says(tmp_path: Path) -> None:
+    doors = whole(tmp_path)
+    told = (await told_by(doors)).json()
+    answer = await told_by(doors, "/readyz?verbose")
+    assert answer.text.startswith("[+]store ok")
+    kinds = responses(told, "/readyz")
+    assert set(kinds["200"]["content"]) == {"text/plain"}
+    assert set(kinds["503"]["content"]) == {"text/plain", "application/json"}
+
+
+# For people
+
+
+async def test_the_page_is_of_the_same_document_without_a_script(tmp_path: Path) -> None:
+    doors = whole(tmp_path)
+    told = (await told_by(doors)).json()
+    answer = await told_by(doors, "/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self'")
+    assert "unsafe" not in policy
+    found = Parsed()
+    found.feed(answer.text)
+    assert found.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
+    assert "style" not in found.attributes
+    assert not {name for name in found.attributes if name.startswith("on")}
+    assert {link for link in found.links if "://" in link} == set(), "nothing from elsewhere"
+    targets = {link.removeprefix("#") for link in found.links if link.startswith("#")}
+    assert targets <= found.ids
+    for path in told["paths"]:
+        assert path in found.text
+    assert "primary_blind" in found.text
+    style = await told_by(doors, "/docs/style.css")
+    assert (style.status_code, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
+    assert "url(" not in style.text
+    assert "@import" not in style.text
+
+
+def test_a_text_of_the_document_is_no_html() -> None:
+    evil = "<script>alert(1)</script>"
+    answer = {"description": evil, "content": {evil: {"schema": {"type": "string", "description": evil}}}}
+    operation = {
+        "summary": evil,
+        "parameters": [{"name": evil, "in": "query", "schema": {"enum": [evil]}}],
+        "responses": {"200": answer},
+    }
+    schema = {"description": evil, "properties": {evil: {"const": evil}}}
+    document_ = {
+        "info": {"title": evil, "version": evil, "description": evil},
+        "paths": {f"/{evil}": {"get": operation}},
+        "components": {"schemas": {evil: schema}},
+    }
+    assert "<script" not in page(document_, style="/docs/style.css")
+
+
+class Parsed(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: set[str] = set()
+        self.ids: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            self.attributes.add(name)
+            if name in {"href", "src"}:
+                self.links.add(value or "")
+            if name == "id":
+                assert value not in self.ids, "one of its own"
+                self.ids.add(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

@@ -30,7 +30,8 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     (tmp_path / "dist" / "icon.svg").write_text("<svg/>")
     (tmp_path / "secret.txt").write_text("not to be served")
     (tmp_path / "dist" / "way-out").symlink_to(tmp_path / "secret.txt")
-    app = wrapped([Route("/shielded-vote/v1/status", status), Page(tmp_path / "dist").route()])
+    shares = Route("/shielded-vote/v1/shares", status, methods=["POST"])
+    app = wrapped([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
         yield client
 
@@ -64,6 +65,11 @@ async def test_the_apis_own_paths_are_never_the_page(http: httpx.AsyncClient, re
         answer = await http.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
     assert (await http.get("/shielded-vote/v1/status")).text == "the API's own"
+
+
+async def test_another_method_of_an_api_path_is_said_to_be_one(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/shielded-vote/v1/shares")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 async def test_only_reading(http: httpx.AsyncClient) -> None:
