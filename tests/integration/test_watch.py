@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support.devnet import Chain
-from tests.support.harness import cast_vote, helping
+from tests.support.harness import STAND_IN, cast_vote, running
 from tests.support.terminal import terminal
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_screen_follows_the_queue_and_outlives_the_helper(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
-) -> None:
-    async with helping(tmp_path, http, chain, nodes=2) as helper:
+async def test_the_screen_follows_the_queue_and_outlives_the_helper(tmp_path: Path) -> None:
+    # a chain of its own: on that of other tests their rounds fill the screen
+    flags = ("--extra-nodes", "1", "--stand-in-proofs")
+    async with running(tmp_path, *flags, program=STAND_IN, nodes=2) as (chain, helper):
         round_id = await chain.open_round()
         now = int(time.time())
         watch = ("queue", "watch", "--config", str(helper.config))
