@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from math import sqrt
 
-SIGMAS = 3.5
-"""Two independent orders correlate more than this many standard deviations once in two thousand runs."""
+SIGMAS = 4.5
+"""Two independent orders correlate more than this many standard deviations once in a hundred thousand runs; an order that
+goes by arrival does by fourteen in the shortest form."""
 
 
 def rank_correlation(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
