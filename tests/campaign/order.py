@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import sqrt
 
 SIGMAS = 4.5
-"""Two independent orders correlate more than this many standard deviations once in a hundred thousand runs; an order that
-goes by arrival does by fourteen in the shortest form."""
+"""Two independent orders correlate more than this many standard deviations once in a hundred thousand runs; an order
+that goes by arrival does by fourteen in the shortest form."""
 
 
 def rank_correlation(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
