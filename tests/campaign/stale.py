@@ -51,11 +51,13 @@ OLD = 400
 FIRST = 250
 """How many they are: more than come in a run, so that a node that was reset is not in step again by and by."""
 LANES = 4
+LIMIT = 5
+"""Seconds within which a POST is answered with 503 once no node is of use."""
 NEVER = 999.0
 TAKEN = "one bad node: seconds until shares are counted"
 PAUSED = "all bad: seconds until a POST gets 503"
 DRAINED = "mended: seconds until drained"
-BOUNDS = {TAKEN: 3, PAUSED: 5, DRAINED: 10}
+BOUNDS = {TAKEN: 3, PAUSED: LIMIT, DRAINED: 10}
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Lane:
     async def all_bad(self, name: str) -> None:
         """No node is of use; then all are mended."""
         pause = self.setting.scale(8.0, 1.5)
-        limit = 5.0 + (STALE_SECONDS if name == "frozen" else 0)
+        limit = LIMIT + (STALE_SECONDS if name == "frozen" else 0)
         for node in range(1, self.nodes):
             await self.chain.faults(node=node, **SWITCHES[name])
         began = time.time()
@@ -117,7 +119,7 @@ class Lane:
             await asyncio.sleep(0.4)
         noticed = time.time()
         seconds = noticed - began if answer == 503 else NEVER
-        self.note(PAUSED, seconds - (limit - 5), name)
+        self.note(PAUSED, seconds - (limit - LIMIT), name)
         await asyncio.sleep(pause)
         mended = time.time()
         for node in range(self.nodes):
@@ -182,7 +184,8 @@ async def _lane(
             for name in names:
                 await lane.one_bad(name)
                 soon = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
-                for second in range(setting.scale(12, 2)):
+                # Up to a second after the last moment at which the 503 may come: one at least falls into the pause.
+                for second in range(setting.scale(12, LIMIT)):
                     await lane.post(soon + 2 + second)
                 await lane.all_bad(name)
             await witness.judge(findings, chain, crowd.ledger)
