@@ -38,10 +38,10 @@ class Attempts:
             await self.fail(share_id, stage, reason, spend_attempt=True)
             return
         self._stats.failure(stage, reason)
-        self._stats.count(f"retry_{stage}")
         due_ms = self.due_ms(number, not_before_ms)
-        await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason)
-        log.warning("a reveal failed and is tried again", stage=stage, reason=reason, attempt=number)
+        if await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason):
+            self._stats.count(f"retry_{stage}")
+            log.warning("a reveal failed and is tried again", stage=stage, reason=reason, attempt=number)
 
     def due_ms(self, number: int, not_before_ms: int) -> int:
         """When a share is tried again after its failure with this number, from 1 on. Unix milliseconds."""

@@ -136,8 +136,9 @@ class Revealer:
             # Not due in the moment between the crash and its attempt: nobody else may take it up then.
             due_ms = self._attempts.due_ms(queued.attempts + 1, due_ms)
         crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
-        self._stats.count("retry_prover")
-        log.warning("prover worker died under a share", crashes=crashes)
+        if crashes:
+            self._stats.count("retry_prover")
+            log.warning("prover worker died under a share", crashes=crashes)
         if crashes > FREE_CRASHES:
             await self._spend(queued, reason)
 

@@ -124,8 +124,8 @@ class WalletStore(Protocol):
 class WorkStore(Protocol):
     """What the processor and the reveal need.
 
-    A method that changes one share returns False (or 0) when the share was confirmed meanwhile, and raises
-    StoreError when the share stands in a state from which the move is not legal.
+    A method that changes one share returns False (or 0) when the share was confirmed meanwhile, or failed when its
+    round was closed, and raises StoreError when the share stands in a state from which the move is not legal.
     """
 
     async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:

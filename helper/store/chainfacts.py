@@ -13,7 +13,7 @@ from helper.store.failed_before import DAMAGED, count_failed
 from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, Spent
 from helper.store.tx import Tx, fact_row, read_fact
-from helper.store.work import Move, move
+from helper.store.work import CLOSED, Move, move
 
 CURSOR: Final = "chain.cursor"
 LEAF_BYTES: Final = 32
@@ -187,7 +187,7 @@ def close_some(tx: Tx, round_id: bytes, note: str, at_ms: int, limit: int) -> in
     ids = [row[0] for row in tx.all("round_waiting_sound", params)]
     ids += [row[0] for row in tx.all("round_under_way_sound", params)]
     sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
-    change = Move(sources, ShareState.FAILED, "closed", note, at_ms)
+    change = Move(sources, ShareState.FAILED, CLOSED, note, at_ms)
     return sum(move(tx, share_id, change) is not None for share_id in ids)
 
 

@@ -9,7 +9,7 @@ from helper.share import ShareState
 from helper.store.records import RevealRow, ShareRow, short
 from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.tx import Tx
-from helper.store.work import Move, check_source, load, move
+from helper.store.work import Move, check_source, load, load_for, move
 
 
 def prepare(tx: Tx, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool:
@@ -22,7 +22,7 @@ def prepare(tx: Tx, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool
         at_ms,
         proved_height=prepared.height,
     )
-    row = load(tx, share_id, at_ms)
+    row = load_for(tx, share_id, change)
     if row is None:
         return False
     check_source(row, change)

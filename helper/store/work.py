@@ -15,6 +15,8 @@ from helper.store.tx import Tx
 
 HISTORY_KEPT: Final = 50
 """Notes kept of one share; older ones go, except those that cost an attempt."""
+CLOSED: Final = "closed"
+"""The stage at which a share fails that was not counted when its round was closed."""
 _STAGE_CHARS: Final = 32
 
 _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
@@ -136,12 +138,12 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
     """Move a share, with a line in its history; the row after it.
 
     Returns:
-        None when the share is not there any more (it was confirmed), or is set aside.
+        None when the share is not there any more (it was confirmed), is set aside, or failed with its round.
 
     Raises:
         StoreError: the share stands in a state from which this move is not meant.
     """
-    row = load(tx, share_id, change.at_ms)
+    row = load_for(tx, share_id, change)
     if row is None:
         return None
     was = check_source(row, change)
@@ -174,6 +176,16 @@ def check_source(row: ShareRow, change: Move) -> ShareState:
             advice="This is a fault of the helper: report it.",
         )
     return was
+
+
+def load_for(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
+    """A sound row for a change, None when there is nothing left to change: it is gone, set aside, or failed when its
+    round was closed, which may happen while its proof is made or its message sent.
+    """
+    row = load(tx, share_id, change.at_ms)
+    if row is not None and row.state == ShareState.FAILED and row.stage == CLOSED:
+        return row if ShareState.FAILED in change.sources else None
+    return row
 
 
 def load(tx: Tx, share_id: int, at_ms: int) -> ShareRow | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from helper.errors import StoreError
+from helper.errors import ProofFailed, ProverDied, StoreError
 from helper.share import ShareState
-from tests.support.edges import OTHER_ROUND, START, make_round, until, until_length
+from tests.support.edges import OTHER_ROUND, ROUND, START, make_round, until, until_length
 from tests.support.queue import Line, open_line
 
 
@@ -92,6 +92,26 @@ async def test_the_loop_outlives_errors_that_nobody_thought_of(line: Line) -> No
         assert [entry["event"] for entry in logs] == ["the queue could not be worked"]
         await line.put(1)
         await until(lambda: line.nodes.posts)
+
+
+@pytest.mark.parametrize("fault", [None, ProofFailed("no"), ProverDied("killed")])
+async def test_a_proof_that_ends_after_its_round_was_closed_is_nobodys_fault(
+    line: Line, fault: Exception | None
+) -> None:
+    slow = line.prover.hold(1)
+    if fault is not None:
+        line.prover.failures[1] = [fault]
+    async with line.running():
+        await line.put(1)
+        await until(lambda: line.prover.begun)
+        await line.store.close_unspent(ROUND, note="the round closed")
+        with capture_logs() as logs:
+            slow.set()
+            await until(lambda: line.processor.proving == 0)
+            await line.settle()
+    assert [entry for entry in logs if entry["log_level"] in ("warning", "error")] == []
+    assert line.row(1, "state, attempts, crashes") == (ShareState.FAILED, 0, 0)
+    assert line.nodes.posts == []
 
 
 async def test_neither_a_slow_node_nor_a_great_purge_holds_up_a_due_share(line: Line) -> None:

@@ -57,6 +57,7 @@ class Kept:
     attempts: int = 0
     crashes: int = 0
     sends: int = 0
+    closed: bool = False
 
 
 class Model(RuleBasedStateMachine):
@@ -112,7 +113,11 @@ class Model(RuleBasedStateMachine):
         if kept.state in sources:
             assert self.run(work)
             kept.state = target
+            kept.closed = False
             return kept
+        if kept.closed:
+            assert not self.run(work)
+            return None
         with pytest.raises(StoreError, match=f"{kept.state.name} can not become {target.name}"):
             self.run(work)
         return None
@@ -295,7 +300,7 @@ class Model(RuleBasedStateMachine):
         mine = [kept for name, kept in self.live.items() if name[0] == round_id and kept.state in WORKING]
         assert self.run(self.store.close_unspent(round_id, note="closed")) == len(mine)
         for kept in mine:
-            kept.state = ShareState.FAILED
+            kept.state, kept.closed = ShareState.FAILED, True
 
     @rule(round_id=ROUNDS, really=SELDOM)
     def purge(self, round_id: bytes, really: bool) -> None:

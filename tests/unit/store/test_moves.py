@@ -91,6 +91,20 @@ async def test_a_confirmed_share_is_no_error_and_is_not_touched(store: SqliteSto
     assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
+@pytest.mark.parametrize("name", sorted(MOVES.keys() - {"requeue"}))
+async def test_a_move_that_comes_after_the_round_was_closed_is_told_that_nothing_is_left_to_do(
+    store: SqliteStore, name: str
+) -> None:
+    await bring_to(store, ShareState.WITNESSED)
+    await store.close_unspent(ROUND, note="the round closed")
+    before = await store.list_shares(QueueFilter(), 10)
+
+    assert not await MOVES[name][0](store)
+    assert await store.list_shares(QueueFilter(), 10) == before
+    assert await store.requeue(1, note="asked for"), "an operator may still have it tried"
+    assert await state_of(store) is ShareState.RECEIVED
+
+
 @pytest.mark.rule("R12")
 @pytest.mark.parametrize("state", LIVE)
 async def test_a_spent_nullifier_is_success_from_every_state(store: SqliteStore, state: ShareState) -> None:
