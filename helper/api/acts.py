@@ -126,7 +126,9 @@ async def actor_of(request: Request) -> Actor:
 
 
 async def _answer(work: Awaitable[Mapping[str, int]], *, dry: bool = False) -> Response:
-    """What came of an act, or why it was not done."""
+    """What came of an act, or why it was not done: there is no such thing (404), it is refused as things stand (409),
+    what came is no export (422), or something of the helper's own stood in its way (503).
+    """
     try:
         return JsonResponse(act_views.act_json(await work, dry=dry, source="daemon"))
     except NothingThere as error:
@@ -135,6 +137,8 @@ async def _answer(work: Awaitable[Mapping[str, int]], *, dry: bool = False) -> R
         return _refusal(409, error)
     except TransferError as error:
         return _refusal(422, error)
+    except HelperError as error:
+        return _refusal(503, error)
 
 
 def _refusal(status: int, error: HelperError) -> Response:

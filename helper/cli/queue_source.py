@@ -120,6 +120,8 @@ def _read(response: httpx.Response) -> dict[str, Any]:
             raise NothingThere(message)
         case 409 | 422:
             raise ActRefused(message, advice=str(advice) if advice else None)
+        case 503 if advice:
+            raise DaemonError(f"the daemon could not do it: {message}", advice=str(advice))
     raise DaemonError(f"the daemon could not answer: {message}")
 
 

@@ -215,7 +215,7 @@ async def _operators(helper: Helper, said: list[str]) -> None:
     while True:
         listed = await helper.operator("/queue?limit=10000")
         said.append(json.dumps(listed))
-        said.append(json.dumps(await helper.operator("/stats")))
+        said += [json.dumps(await helper.operator(path)) for path in ("/stats", "/rounds", "/actions")]
         for entry in listed["shares"][:: max(1, len(listed["shares"]) // 20)]:
             try:
                 said.append(json.dumps(await helper.operator(f"/queue/{entry['ref']}")))

@@ -21,8 +21,10 @@ from helper.api.app import wrapped
 from helper.api.guard import JsonResponse
 from helper.api.operator import make_operator_app, rounds_route
 from helper.api.peer import user_name
+from helper.errors import StoreFull
 from helper.server import bind_tcp, make_server, unix_listener
 from helper.share import ShareState
+from helper.store import SqliteStore
 from helper.transfer import Head, write_head, write_line
 from tests.unit.intake_parts import END, ROUND_ID
 from tests.unit.operations_parts import NOW, Desk
@@ -67,7 +69,7 @@ def said(answer: httpx.Response) -> str:
     """The text of a refusal; where the state of things is at fault, there is an advice too."""
     told = answer.json()
     assert told.keys() - {"advice"} == {"status", "error"}
-    assert bool(told.get("advice")) is (answer.status_code in {404, 409, 422})
+    assert bool(told.get("advice")) is (answer.status_code in {404, 409, 422, 503})
     return str(told["error"])
 
 
@@ -173,6 +175,20 @@ async def test_what_can_not_be_meant_is_refused_and_nothing_is_on_record(
     assert named in said(answer)
     if path != "/queue/import":  # which ends early, on record
         assert await audit(daemon) == []
+
+
+async def test_what_the_disk_does_not_take_is_said(
+    desk: Desk, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> int:
+        raise StoreFull("nothing was written: database or disk is full")
+
+    monkeypatch.setattr(SqliteStore, "begin_action", full)
+    await failed(desk, 1)
+    answer = await daemon.post("/queue/retry", json={})
+    assert (answer.status_code, said(answer)) == (503, "nothing was written: database or disk is full")
+    assert "Free space" in answer.json()["advice"]
+    assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 1}}, "nothing is done that is not on record"
 
 
 async def test_a_request_beyond_all_measure_is_cut_off(daemon: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,17 @@ from tests.unit.test_takeover import sent
 KEY = bytes(range(1, 33))
 
 
+def secrets_of(index: int) -> list[str]:
+    """What a recorded share's witness looks like in any spelling."""
+    share = recorded(index)
+    fields = [share.shares_hash, share.primary_blind, share.c1, share.c2, nullifier_of(share)]
+    fields += [share.share_comms[start : start + 32] for start in range(0, 512, 32)]
+    return [spelt for field in fields for spelt in (field.hex(), base64.b64encode(field).decode())]
+
+
+SECRETS = [secret for index in (0, 1, 2, 3, 9) for secret in secrets_of(index)]
+
+
 @pytest.fixture
 def machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -53,6 +65,8 @@ def machine(
         told = capsys.readouterr().out
         assert told.endswith("\n")
         assert told.count("\n") == 1
+        if not name.startswith("proof"):  # which is about what is public
+            assert not any(secret in told for secret in SECRETS), "no command prints anything of a witness"
         answer: dict[str, Any] = json.loads(told)
         conforms(name.replace(" ", "-"), answer)
         return answer
