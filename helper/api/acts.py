@@ -97,7 +97,11 @@ def act_routes(operations: Operations) -> list[Route]:
 
     async def take_over(request: Request) -> Response:
         actor, dry = await actor_of(request), request.query_params.get("dry_run") == "1"
-        return await _answer(operations.take_over(actor, split_lines(request.stream()), dry=dry), dry=dry)
+        pieces = request.stream()
+        answer = await _answer(operations.take_over(actor, split_lines(pieces), dry=dry), dry=dry)
+        async for _ in pieces:
+            pass  # who is refused early still sends, and reads the answer afterwards
+        return answer
 
     async def purge(request: Request) -> Response:
         asked, actor = await _read(request, Purge), await actor_of(request)

@@ -132,6 +132,21 @@ async def test_an_import_comes_as_a_stream(desk: Desk, daemon: httpx.AsyncClient
     assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
 
 
+async def test_a_long_import_that_is_refused_at_once_is_told_why(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    await desk.store.set_meta("chain_id", "chain-1")
+    line = write_line(waiting(0))
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield write_head(Head(chain_id="chain-2", made_at=5, shares=5000))
+        for _ in range(5000):
+            yield line
+
+    answer = await daemon.post("/queue/import", content=stream())
+    assert answer.status_code == 409
+    assert "chain-2" in said(answer)
+    assert await desk.store.counts() == {}
+
+
 async def test_a_purge_says_why_it_is_not_done(desk: Desk, daemon: httpx.AsyncClient) -> None:
     await failed(desk, 1)
     path = f"/rounds/{ROUND_ID.hex()}/purge"
