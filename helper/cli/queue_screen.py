@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,7 +62,7 @@ class Screen:
         yield from _rounds(state, width, ascii_only=ascii_only)
         yield Text("")
         yield from _service(state, width)
-        yield from _failures(state)
+        yield from _failures(state, width)
 
 
 def _head(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text]:
@@ -163,14 +164,23 @@ def _service(state: Mapping[str, Any], width: int) -> Iterator[Text]:
         if node["fresh"]:
             yield _line(label, f"{node['name']} ok")
         else:
-            yield _line(label, f"{node['name']} {node['reason']}", "red")
+            yield from _in_full(label, node["name"], str(node["reason"]), width)
 
 
-def _failures(state: Mapping[str, Any]) -> Iterator[Text]:
+def _failures(state: Mapping[str, Any], width: int) -> Iterator[Text]:
     for number, one in enumerate(state["failures"]):
-        when = moment(int(one["at"]))[11:]
-        text = f"{when} {one['stage']}: {one['reason']} ({one['count']})"
-        yield _line("failed" if number == 0 else "", text, "red")
+        when = f"{moment(int(one['at']))[11:]} {one['stage']}"
+        yield from _in_full("failed" if number == 0 else "", when, f"{one['reason']} ({one['count']})", width)
+
+
+def _in_full(label: str, what: str, why: str, width: int) -> Iterator[Text]:
+    """What is not well, and why: on one line, or where that is too narrow for reasons, on as many as it takes."""
+    if width >= WIDE:
+        yield _line(label, f"{what} {why}", "red")
+        return
+    yield _line(label, what, "red")
+    for line in textwrap.wrap(one_line(why), max(10, width - _LABEL)):
+        yield _line("", line, "red")
 
 
 def _line(label: str, text: str, style: str = "") -> Text:

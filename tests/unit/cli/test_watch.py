@@ -77,7 +77,7 @@ def test_a_wide_screen_has_a_line_a_round() -> None:
     assert "proof sent   half within -, 99 % within 25 s" in text
     assert "a.example:1317 ok" in text
     assert "b.example:1317 newest block is 120 s old [2J" in text, "nothing moves the cursor"
-    assert "proof: timed out (3)" in text
+    assert "13:33:10 proof timed out (3)" in text
 
 
 def test_a_narrow_screen_has_some_lines_a_round() -> None:
@@ -87,6 +87,12 @@ def test_a_narrow_screen_has_some_lines_a_round() -> None:
     assert max(len(line) for line in lines[at : at + 4]) <= 40
     assert "60 min, at most 9 in 3 min" in "\n".join(lines)
     assert lines[0] == "ready  1234  13:33:20"
+    assert lines[-4:] == [
+        "          b.example:1317",
+        "          newest block is 120 s old [2J",
+        "failed    13:33:10 proof",
+        "          timed out (3)",
+    ]
     assert "begun 12 ms, p99 40 ms" in "\n".join(lines)
 
 
