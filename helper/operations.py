@@ -22,8 +22,8 @@ from helper.takeover import Checks, take_over
 
 log = structlog.get_logger("helper.operations")
 
-AT_ONCE: Final = 100
-"""Shares that one operation of the store changes: some 10 ms during which no POST is kept."""
+AT_ONCE: Final = 50
+"""Shares that one operation of the store changes: some 10 to 20 ms during which no POST is kept."""
 ERROR_CHARS: Final = 200
 
 Counts = dict[str, int]
