@@ -184,9 +184,10 @@ async def _lane(
             for name in names:
                 await lane.one_bad(name)
                 soon = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
-                # Up to a second after the last moment at which the 503 may come: one at least falls into the pause.
-                for second in range(setting.scale(12, LIMIT)):
-                    await lane.post(soon + 2 + second)
+                # For every second until one after the last moment at which the 503 may come: one at least falls
+                # into the pause, which is longer than a second.
+                for second in range(setting.scale(13, LIMIT + 1)):
+                    await lane.post(soon + 1 + second)
                 await lane.all_bad(name)
             await witness.judge(findings, chain, crowd.ledger)
             await witness.unharmed(findings, helper)
