@@ -25,8 +25,10 @@ from helper.tree import Anchor
 
 log = structlog.get_logger("helper.broadcast")
 
-PAGE = 500
-"""Unconfirmed reveals that are looked at with one query."""
+FOLLOWED_UP = 64
+"""Unconfirmed reveals that are seen to after one block, those first that have waited for it longest: more than are
+proven in that time, and few enough that a chain that takes reveals and counts none is not flooded with what it has.
+"""
 IN_FLIGHT = 16
 """Unconfirmed reveals that are sent again at once: one slow node must not hold up all the others."""
 ENDED_KEPT = 100_000
@@ -102,19 +104,16 @@ class Broadcaster:
         await self._alone(share_id, self._send)
 
     async def reconcile(self, height: int) -> None:
-        """Look at every unconfirmed reveal after the block at `height` was processed.
+        """See to unconfirmed reveals after the block at `height` was processed, to at most `FOLLOWED_UP`.
 
         An error in one share's way is logged and holds up no other. Raises StoreError when the shares cannot be read.
         """
         slots = asyncio.Semaphore(IN_FLIGHT)
-        after = 0
-        while page := await self._store.unconfirmed(limit=PAGE, after_id=after):
-            async with asyncio.TaskGroup() as group:
-                for reveal in page:
-                    if reveal.share_id not in self._sending and _step(reveal, height) is not Next.WAIT:
-                        await slots.acquire()
-                        group.create_task(self._follow_up(reveal.share_id, height, slots))
-            after = page[-1].share_id
+        async with asyncio.TaskGroup() as group:
+            for share_id in await self._store.follow_ups(height=height, limit=FOLLOWED_UP):
+                if share_id not in self._sending:
+                    await slots.acquire()
+                    group.create_task(self._follow_up(share_id, height, slots))
 
     async def _follow_up(self, share_id: int, height: int, slots: asyncio.Semaphore) -> None:
         try:

@@ -185,6 +185,14 @@ class WorkStore(Protocol):
         """The kept message of one share in BROADCAST, None when it is not there any more."""
         ...
 
+    async def follow_ups(self, *, height: int, limit: int) -> list[int]:
+        """Shares in BROADCAST with something to do about their message after the block at `height`, by
+        `helper.resend.next_step`: at most `limit` ids, those first for which it has been so the longest.
+
+        What it costs depends on what it finds, not on how many shares are in BROADCAST.
+        """
+        ...
+
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """The shares in BROADCAST with an id above `after_id`, by id."""
         ...

@@ -187,6 +187,21 @@ FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON
 WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT :limit;
 
+-- What the index `reveals_follow_up` is over, letter by letter. A failed share may still have its message.
+
+-- name: follow_ups
+SELECT share_id, CASE
+    WHEN sends = 0 THEN 0
+    WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
+      THEN last_sent_height + 1
+    WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
+    ELSE min(last_sent_height + 3, max(last_sent_height + 1, first_sent_height + 10))
+  END AS at_height
+FROM reveals
+WHERE at_height <= :height AND (SELECT state FROM shares WHERE id = share_id) = 4
+  AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY at_height LIMIT :limit;
+
 -- name: sent_reveal
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')

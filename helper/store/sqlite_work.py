@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from helper.errors import StoreCorrupt
@@ -93,9 +93,14 @@ class SqliteWork(SqlitePart):
         await self._set_aside(damaged)
         return sound[0] if sound else None
 
+    async def follow_ups(self, *, height: int, limit: int) -> list[int]:
+        """The shares in BROADCAST whose message something is to be done about, the longest overdue first."""
+        found = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
+        return [row[0] for row in found]
+
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """The shares in BROADCAST beyond an id, by id; empty only when there are no more."""
-        while found := await self._read_sent(limit, after_id):
+        while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
             sound, damaged = messages.read_sent(found, self._writer.keys.rows)
             await self._set_aside(damaged)
             if sound:
@@ -103,14 +108,13 @@ class SqliteWork(SqlitePart):
             after_id = found[-1][1]
         return []
 
-    async def _read_sent(self, limit: int, after_id: int) -> list[Row]:
-        params: dict[str, int] = {"limit": limit, "after": after_id}
+    async def _read_in_broadcast(self, name: str, params: Mapping[str, int]) -> list[Row]:
         try:
-            return await self._reader.fetch("unconfirmed", params)
+            return await self._reader.fetch(name, params)
         except StoreCorrupt:
             # One row among them can not be read: the writer finds it and sets it aside, so that the others can.
             await self._writer.run(partial(messages.look_through, at_ms=self._now_ms()))
-            return await self._reader.fetch("unconfirmed", params)
+            return await self._reader.fetch(name, params)
 
     async def _set_aside(self, share_ids: list[int]) -> None:
         """Have the writer look at rows that a reader found damaged: only it changes anything."""

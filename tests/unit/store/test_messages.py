@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from helper.chain.outcome import Verdict
+from helper.resend import Next, next_step
 from helper.store import SqliteStore
 from helper.store.rows import QueueFilter
 from tests.unit.store.parts import NOW, ROUND, broadcast_one, claim, claim_one, posted, put, reveal, rows
@@ -46,6 +51,37 @@ async def test_a_share_that_is_not_in_broadcast_is_not_sent(store: SqliteStore) 
         assert await store.sent_reveal(gone) is None
     assert not await store.prepare(share_id, reveal(1))
     assert await store.unconfirmed() == []
+
+
+HEIGHTS = range(95, 126)
+
+
+@pytest.mark.parametrize("outcome", [None, *(verdict.name for verdict in Verdict)])
+@pytest.mark.parametrize(("first", "last"), [(100, 100), (100, 101), (100, 106), (100, 109), (100, 110), (100, 113)])
+async def test_a_message_is_followed_up_when_something_is_to_be_done_about_it(
+    store: SqliteStore, first: int, last: int, outcome: str | None
+) -> None:
+    share_id = await broadcast_one(store, 1)
+    assert await store.follow_ups(height=0, limit=9) == [share_id], "it was never sent"
+    for height in sorted({first, last}):
+        await store.mark_sending(share_id, height=height, endpoint="one")
+    if outcome is not None:
+        await store.record_outcome(share_id, outcome=outcome)
+
+    found = {height for height in HEIGHTS if await store.follow_ups(height=height, limit=9)}
+
+    step = partial(next_step, sends=2, first_height=first, last_height=last, outcome=outcome)
+    assert found == {height for height in HEIGHTS if step(height=height) is not Next.WAIT}
+
+
+async def test_those_that_wait_longest_are_followed_up_first(store: SqliteStore) -> None:
+    ids = [await broadcast_one(store, number) for number in range(5)]
+    for share_id, height in zip(ids, (110, 107, 120, 109, 108), strict=True):
+        await store.mark_sending(share_id, height=height, endpoint="one")
+    await store.fail(ids[4], stage="broadcast", note="refused", spend_attempt=True)
+
+    assert await store.follow_ups(height=115, limit=2) == [ids[1], ids[3]]
+    assert await store.follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], "the failed one waits for nobody"
 
 
 async def test_unconfirmed_shares_come_in_pages(store: SqliteStore) -> None:

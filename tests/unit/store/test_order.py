@@ -83,13 +83,15 @@ async def test_ids_are_not_used_again(store: SqliteStore) -> None:
 async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, path: Path) -> None:
     await store.close()
     conn = sqlite3.connect(path)
-    for name in ("due_shares", "next_due", "is_taken", "unconfirmed", "shares_of_nullifier", "share_by_id"):
+    hot = ("due_shares", "next_due", "is_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
+    for name in hot:
         sql = queries()[name]
-        names = {"round_no": 1, "now_ms": 1, "limit": 1, "mac": b"", "nullifier": b"", "after": 0}
+        names = {"round_no": 1, "now_ms": 1, "limit": 1, "mac": b"", "nullifier": b"", "after": 0, "height": 1}
         params = names if ":" in sql else (b"",)
         plan = " / ".join(row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {sql}", params))
         assert "SCAN shares" not in plan, name
         assert "SCAN s " not in f"{plan} ", name
+        assert "SCAN reveals" not in plan, name
         if name != "shares_of_nullifier":
             assert "TEMP B-TREE" not in plan, name
     conn.close()
