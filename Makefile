@@ -65,8 +65,9 @@ campaign: $(VENV)/.native ## the promises under crashes, faults and hostile inpu
 simulation: $(VENV)/.native ## the service under virtual time, seed by seed (ARGS='--seeds 0-9999' or '--seed 7 --story')
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
-bench: $(VENV)/.native ## the figures, as JSON (ARGS='--quick')
-	$(BIN)/python -m bench $(ARGS)
+bench: $(VENV)/.native ## the figures beside their goals; bench/results/ (ARGS='--quick', ARGS='--only accept')
+	@sh scripts/system_packages.sh wrk=wrk
+	@$(BIN)/python -m bench $(ARGS)
 
 ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
 	cd ui && npm run --silent check && npm run --silent test && npm run --silent build

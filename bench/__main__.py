@@ -1,30 +1,84 @@
-"""All figures, one after the other: `python -m bench [--quick]`, a line of JSON for each on standard output."""
+"""All figures beside their goals: `python -m bench [--quick] [--only MEASURE …]`.
+
+Each measure runs in a process of its own, one after the other. The table goes to standard output, all of it to
+`bench/results/latest.json` (a list of `{name, goal, figure, unit, holds, runs[]}`, figures being medians of the runs),
+and what the plot of growth is made of to `bench/results/growth.json`; `make docs` brings both into
+docs/performance.md. Figures of measures that were not taken stay as they are. `--quick` takes less of everything, at
+smaller sizes than the lines are named for, and writes nothing.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
-MEASURES = (
-    ("bench.proving",),
-    ("bench.tree",),
-    ("bench.accept",),
-    ("bench.accept", "--connections", "1"),
-    *(("bench.service", measure, "--circuit", circuit) for circuit in ("k10", "k11") for measure in ("lone", "posts")),
-    *(("bench.service", "backlog", "--circuit", circuit) for circuit in ("k10", "k11")),
-    ("bench.listeners",),
-)
+from bench.table import CURVES, MEASURES, ROWS, curve, told
+
+RESULTS = Path(__file__).with_name("results")
+LATEST = RESULTS / "latest.json"
+GROWTH = RESULTS / "growth.json"
+
+
+def take(name: str, *, quick: bool) -> list[dict[str, Any]] | None:
+    """The runs of one measure, None where it failed."""
+    began = time.monotonic()
+    flags = ("--quick",) if quick else ()
+    command = [sys.executable, "-m", *MEASURES[name], *flags]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    if done.returncode:
+        return None
+    runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["runs"]
+    return runs
+
+
+def show(figures: list[dict[str, Any]]) -> None:
+    """The table."""
+    lines = [("", "goal", "figure (spread)", "holds"), *map(told, figures)]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def kept(path: Path) -> dict[str, dict[str, Any]]:
+    """What an earlier time has left, by name."""
+    return {one["name"]: one for one in json.loads(path.read_text())} if path.exists() else {}
+
+
+def write(path: Path, found: list[dict[str, Any]], order: list[str]) -> None:
+    """Keep what was found, and what was kept of the others, in order."""
+    known = kept(path) | {one["name"]: one for one in found}
+    lines = [json.dumps(known[name], ensure_ascii=False) for name in order if name in known]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def main() -> None:
-    """Run them; arguments are passed on to each."""
-    failed = [
-        measure
-        for measure in MEASURES
-        if subprocess.run([sys.executable, "-m", *measure, *sys.argv[1:]], check=False).returncode
-    ]
-    for measure in failed:
-        print(f"failed: {' '.join(measure)}", file=sys.stderr)
+    """Measure, show and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(MEASURES), nargs="+", default=list(MEASURES))
+    parser.add_argument("--quick", action="store_true", help="at most five minutes, once, with smaller sizes")
+    options = parser.parse_args()
+    wanted = [name for name in MEASURES if name in options.only]
+    taken = {name: runs for name in wanted if (runs := take(name, quick=options.quick)) is not None}
+    figures = [row.figure(taken[row.measure]) for row in ROWS if row.measure in taken]
+    show(figures)
+    if not options.quick:
+        write(LATEST, figures, [row.name for row in ROWS])
+        growth = [
+            {"name": label, "power": power, "points": curve(taken[measure], key)}
+            for label, measure, key, power in CURVES
+            if measure in taken
+        ]
+        write(GROWTH, growth, [label for label, *_ in CURVES])
+    failed = [name for name in wanted if name not in taken]
+    for name in failed:
+        print(f"failed: {name}", file=sys.stderr)
     sys.exit(bool(failed))
 
 

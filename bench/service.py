@@ -4,8 +4,8 @@ JSON on standard output, medians over the runs with every run beside them.
 
 backlog  shares revealed per second from a backlog, to confirmed, as a ratio to raw proofs per second on the same cores
          less what the dev chain took of them
-lone     from a lone share's `submit_at` to the start of its proof
-posts    how long a POST takes while all cores prove
+lone     from a lone share's `submit_at` to the start of its proof; and the CPU of doing nothing
+posts    how long a POST takes while all cores prove, and what revealing loses by 20 of them a second
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +31,14 @@ from helper.prover.job import ProofJob
 from helper.prover.pool import ProverPool
 from helper.prover.selftest import sample_job
 from helper.telemetry.stats import percentile
-from tests.support.harness import running, soon
+from tests.support.harness import Helper, running, soon
+from tests.support.listeners import cpu_seconds
 
 CORES = os.cpu_count() or 1
+EVERY = 1 / 20
+"""Seconds between two posts."""
+STRETCH_SECONDS = 4.0
+IDLE_SECONDS = 20.0
 
 
 async def raw_rate(circuit: str, proofs_wanted: int) -> float:
@@ -98,22 +104,28 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
 
 
 async def lone(circuit: str, shares: int) -> dict[str, float]:
-    """One run: shares one after another, a second and a half apart, on an idle service."""
+    """One run: shares one after another, a second apart, on a service that does nothing else; then nothing at all."""
     with tempfile.TemporaryDirectory() as name:
-        async with running(Path(name), "--circuit", circuit, log={"level": "info"}) as (chain, helper):
+        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+        async with running(Path(name), "--circuit", circuit, "--block-seconds", "5", **settings) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 votes = await sealed_votes(wallet, round_id, shares)
                 start, number = soon(8), 0
                 for vote, position in votes:
                     indices = range(min(shares - number, ballot.SHARES))
-                    times = [start + 2 * (number + index) for index in range(ballot.SHARES)]
+                    times = [start + number + index for index in range(ballot.SHARES)]
                     number += len(indices)
                     await wallet.post(vote, position, times=times, indices=indices)
             while (await helper.counts()).get("confirmed", 0) < shares:
                 await asyncio.sleep(0.2)
-            timing = (await helper.operator("/stats"))["service"]["lateness_start"]
+            timing = (await helper.service())["lateness_start"]
+            pids = [helper.pid, *await helper.workers()]
+            used = sum(map(cpu_seconds, pids))
+            await asyncio.sleep(IDLE_SECONDS)
+            used = sum(map(cpu_seconds, pids)) - used
     return {
+        "idle_percent": 100 * used / IDLE_SECONDS,
         "p50_ms": timing["p50_ms"],
         "p99_ms": timing["p99_ms"],
         "min_ms": timing["min_ms"],
@@ -122,38 +134,65 @@ async def lone(circuit: str, shares: int) -> dict[str, float]:
 
 
 async def posts(circuit: str, shares: int) -> dict[str, float]:
-    """One run: POSTs at 20 a second while a backlog keeps every core proving."""
+    """One run: a backlog keeps every core proving; in every other stretch, shares are posted at 20 a second."""
     with tempfile.TemporaryDirectory() as name:
-        async with running(Path(name), "--circuit", circuit, log={"level": "info"}) as (chain, helper):
+        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+        async with running(Path(name), "--circuit", circuit, "--block-seconds", "1", **settings) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 busy = await sealed_votes(wallet, round_id, shares)
                 asked = await sealed_votes(wallet, round_id, shares)
                 for vote, position in busy:
                     await wallet.post(vote, position, times=ballot.immediate())
-            waits: list[float] = []
             bodies = [
                 ballot.post_body(vote, share, position, soon(3000)) for vote, position in asked for share in vote.shares
             ]
             random.shuffle(bodies)
-            for body in bodies[:shares]:
-                began = time.perf_counter()
-                answer = await helper.post(body)
-                waits.append(time.perf_counter() - began)
-                assert answer.json() == {"status": "queued"}, answer.text
-                await asyncio.sleep(max(0.0, 0.05 - waits[-1]))
-            facts = (await helper.operator("/stats"))["service"]
+            waits, rates = await _stretches(helper, iter(bodies[: shares // 2]))
+            if not (await helper.service())["in_hand"]:
+                raise SystemExit("the backlog was done before the posts were")
+    alone, beside = (sum(rates[offset::2]) / len(rates[offset::2]) for offset in (0, 1))
     return {
         "p50_ms": 1000 * median(waits),
         "p99_ms": 1000 * (percentile(waits, 0.99) or 0.0),
         "max_ms": 1000 * max(waits),
         "posts": len(waits),
-        "proving_at_the_end": facts["in_hand"],
+        "revealed_alone_per_second": alone,
+        "revealed_beside_per_second": beside,
+        "kept": beside / alone,
     }
 
 
+async def _stretches(helper: Helper, bodies: Iterator[Any]) -> tuple[list[float], list[float]]:
+    """Seconds that each post took, and reveals per second of each stretch, without and with posts in turns."""
+    waits: list[float] = []
+    rates: list[float] = []
+    left = True
+    while left:
+        for posting in (False, True):
+            began, before = time.perf_counter(), await _broadcast(helper)
+            while (now := time.perf_counter() - began) < STRETCH_SECONDS:
+                body = next(bodies, None) if posting else None
+                if body is None:
+                    left = left and not posting
+                    await asyncio.sleep(min(EVERY, STRETCH_SECONDS - now))
+                    continue
+                asked = time.perf_counter()
+                answer = await helper.post(body)
+                waits.append(time.perf_counter() - asked)
+                assert answer.json() == {"status": "queued"}, answer.text
+                await asyncio.sleep(max(0.0, EVERY - waits[-1]))
+            rates.append((await _broadcast(helper) - before) / (time.perf_counter() - began))
+    return waits, rates
+
+
+async def _broadcast(helper: Helper) -> int:
+    """How many shares were revealed since the start."""
+    return (await helper.counts()).get("broadcast", 0)
+
+
 MEASURES = {"backlog": backlog, "lone": lone, "posts": posts}
-SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 100, "k11": 100}, "posts": {"k10": 300, "k11": 100}}
+SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 64, "k11": 64}, "posts": {"k10": 480, "k11": 160}}
 
 
 def main() -> None:

@@ -1,0 +1,149 @@
+"""What shares that await their confirmation cost: `python -m bench.awaiting [--sizes 100 10000] [--quick]`.
+
+A database full of messages that a chain took and did not count yet, under the real service and a chain of its own:
+the daemon's CPU over two blocks in which nothing is to be done about them, beside that of an empty queue, and the
+reveals that it sends in one block once there is something to do about every one of them. JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.filling import opened, shares, transaction
+from helper.chain.message import RevealMessage
+from helper.store.messages import mark_sending, prepare, record_outcome
+from helper.store.rows import PreparedReveal
+from helper.store.work import claim_due, enqueue
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, soon
+from tests.support.listeners import cpu_seconds
+
+SIZES = (100, 1000, 10_000)
+BLOCK_SECONDS = 5.0
+QUIET_BLOCKS = 2
+"""Blocks in which what was just sent is only waited for."""
+BUSY_BLOCKS = 3
+PROOF_BYTES = 4992
+SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+
+
+def send(path: Path, round_id: bytes, first: int, last: int, height: int) -> None:
+    """Put shares into a database whose messages were all sent and taken at one height."""
+    past = soon(-600)
+    with opened(path) as database:
+        with transaction(database) as tx:
+            for share, nullifier in shares(round_id, first, last, past - 86_400):
+                enqueue(tx, share, nullifier, past - 100_000.0)
+        with transaction(database) as tx:
+            for queued in claim_due(tx, now=float(past), limit=last - first, rounds=[round_id]):
+                message = RevealMessage(
+                    nullifier=queued.nullifier,
+                    enc_share=queued.share.c1 + queued.share.c2,
+                    proposal_id=1,
+                    vote_decision=0,
+                    proof=bytes(PROOF_BYTES),
+                    round_id=round_id,
+                    anchor_height=height,
+                )
+                kept = PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height)
+                prepare(tx, queued.id, kept, past * 1000)
+                mark_sending(tx, queued.id, past * 1000, height, "node")
+                record_outcome(tx, queued.id, past * 1000, "ACCEPTED")
+
+
+async def next_block(chain: Chain) -> int:
+    """Wait for a block; its height."""
+    height = before = (await chain.get("/devnet/stats"))["height"]
+    while height == before:
+        await asyncio.sleep(0.05)
+        height = (await chain.get("/devnet/stats"))["height"]
+    return int(height)
+
+
+async def measure(size: int) -> dict[str, float]:
+    """One run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with httpx.AsyncClient(timeout=30) as http:
+            chain = Chain(folder, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
+            await chain.start()
+            helper = Helper(folder, http, chain, program=STAND_IN, **SETTINGS)
+            try:
+                round_id = await chain.open_round(seconds=3600)
+                await helper.start()
+                await helper.ready()
+                await next_block(chain)
+                idle = await _cpu(chain, helper, QUIET_BLOCKS)
+                await helper.stop()
+                # What is filled in now was sent at a block to come: it is waited for in the two after that.
+                height = (await chain.get("/devnet/stats"))["height"] + 3 + size // 2000
+                for first in range(0, size, 1000):
+                    send(helper.db, round_id, first, min(size, first + 1000), height)
+                await helper.start()
+                await helper.ready()
+                while await next_block(chain) < height:
+                    pass
+                quiet = await _cpu(chain, helper, QUIET_BLOCKS)
+                sent = await _sent(chain, BUSY_BLOCKS)
+            finally:
+                await chain.kill()
+                if helper.process is not None:
+                    await helper.kill()
+    return {
+        "size": size,
+        "idle_percent": 100 * idle / (QUIET_BLOCKS * BLOCK_SECONDS),
+        "cpu_percent": 100 * quiet / (QUIET_BLOCKS * BLOCK_SECONDS),
+        "added_percent": 100 * (quiet - idle) / (QUIET_BLOCKS * BLOCK_SECONDS),
+        "sent_in_a_block": sent,
+    }
+
+
+async def _cpu(chain: Chain, helper: Helper, blocks: int) -> float:
+    """The daemon's CPU seconds over so many blocks, from just after one."""
+    await asyncio.sleep(BLOCK_SECONDS / 4)
+    before = cpu_seconds(helper.pid)
+    for _ in range(blocks):
+        await next_block(chain)
+    await asyncio.sleep(BLOCK_SECONDS / 4)
+    return cpu_seconds(helper.pid) - before
+
+
+async def _sent(chain: Chain, blocks: int) -> int:
+    """The most reveals that came in one block's time, over so many blocks."""
+    for _ in range(blocks):
+        await next_block(chain)
+    found: Counter[int] = Counter()
+    after = 0
+    while entries := (await chain.get("/devnet/requests", after=after))["requests"]:
+        found.update(entry["height"] for entry in entries if "reveal" in entry["path"] and entry["method"] == "POST")
+        after = entries[-1]["seq"]
+    return max(found.values(), default=0)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one run of the smallest size")
+    options = parser.parse_args()
+    sizes, runs = (SIZES[:1], 1) if options.quick else (options.sizes, options.runs)
+    found = []
+    for size in sizes:
+        for number in range(runs):
+            print(f"{size} awaiting: run {number + 1}", file=sys.stderr)
+            found.append(asyncio.run(measure(size)))
+    print(json.dumps({"name": "awaiting", "runs": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""What a great queue costs: `python -m bench.queue [--quick]`.
+
+One database, filled further and further (`bench.filling`), under the real service with the stand-in prover and a
+chain of its own. At each size, in every run: from the process's start to the first right answers (a share that is
+known, a new one) and to ready, after an end in order and after a crash; how many shares a second are taken in; how late
+a lone share's proof begins, and how fast many of one second are dispatched; the daemon's memory, and the file's size.
+JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.accept import ROUND_SECONDS, bodies, load, voted
+from bench.filling import fill, forget
+from devnet import ballot
+from devnet.ballot import Ballot
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, soon
+
+SIZES = (0, 10_000, 100_000, 1_000_000)
+SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+CONNECTIONS = 64
+LONE = 8
+"""Shares that are due one after the other, a second apart."""
+BURST_VOTES = 8
+"""Votes all of whose shares are due in one second."""
+Cast = tuple[Ballot, int]
+
+
+@dataclass
+class Queue:
+    """The service on a database of a certain size.
+
+    Attributes:
+        folder: where everything lies.
+        http: asks.
+        chain: the chain.
+        known: the body of a share that was taken before anything is measured.
+        posted: a file of bodies that are due long after, one a line.
+        votes: votes that were not posted yet; each measure takes some.
+    """
+
+    folder: Path
+    http: httpx.AsyncClient
+    chain: Chain
+    known: Any
+    posted: Path
+    votes: Iterator[Cast]
+
+    def helper(self) -> Helper:
+        """The service, not started yet."""
+        return Helper(self.folder, self.http, self.chain, program=STAND_IN, **SETTINGS)
+
+    @contextlib.asynccontextmanager
+    async def started(self, times: dict[str, float], name: str) -> AsyncIterator[Helper]:
+        """With the service, from its start; the seconds to its first right answers and to ready go to `times`."""
+        helper, began = self.helper(), time.perf_counter()
+        vote, position = next(self.votes)
+        helper.launch()
+        try:
+            async with helper.patience("answers as it should", 300):
+                await helper.listening()
+                await self._until(helper, self.known, "duplicate")
+                new = ballot.post_body(vote, vote.shares[0], position, soon(ROUND_SECONDS / 2))
+                await self._until(helper, new, "queued")
+            times[f"{name}_answers_s"] = time.perf_counter() - began
+            await helper.ready()
+            times[f"{name}_ready_s"] = time.perf_counter() - began
+            yield helper
+        finally:
+            await helper.kill()
+
+    async def _until(self, helper: Helper, body: Any, status: str) -> None:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await helper.post(body)
+                if answer.status_code == 200:
+                    if answer.json() != {"status": status}:
+                        raise SystemExit(f"a share that is {status} was answered {answer.text}")
+                    return
+            await asyncio.sleep(0.01)
+
+    async def measure(self, seconds: int) -> dict[str, float]:
+        """One run at the size that the queue has; it is left at this size."""
+        figures: dict[str, float] = {}
+        async with self.started(figures, "start") as helper:
+            taken = await load(helper.url, self.posted, CONNECTIONS, seconds)
+            figures |= {f"accept_{name}": value for name, value in taken.items()}
+            await self._dispatch(helper, figures)
+            figures["memory_mb"] = memory_mb(helper.pid)
+        async with self.started(figures, "crash") as helper:
+            await helper.stop()
+        return figures
+
+    async def _dispatch(self, helper: Helper, figures: dict[str, float]) -> None:
+        vote, position = next(self.votes)
+        first = soon(2)
+        for number in range(LONE):
+            await helper.post(ballot.post_body(vote, vote.shares[number], position, first + number))
+        await helper.until("has dispatched lone shares", lambda facts: facts["counts"].get("broadcast", 0) >= LONE)
+        timing = (await helper.service())["lateness_start"]
+        figures |= {"lone_p50_ms": timing["p50_ms"], "lone_max_ms": timing["max_ms"]}
+        votes = [next(self.votes) for _ in range(BURST_VOTES)]
+        due = soon(3 + BURST_VOTES * ballot.SHARES / 40)
+        for vote, position in votes:
+            posts = (helper.post(ballot.post_body(vote, share, position, due)) for share in vote.shares)
+            await asyncio.gather(*posts)
+        if time.time() > due:
+            raise SystemExit("posting took too long")
+        burst = BURST_VOTES * ballot.SHARES
+        await asyncio.sleep(due - time.time())
+        await helper.until("has dispatched a burst", lambda facts: facts["counts"].get("broadcast", 0) >= LONE + burst)
+        figures["dispatch_per_second"] = burst / (time.time() - due)
+
+
+def memory_mb(pid: int) -> float:
+    """The most that a process had in memory."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -> list[dict[str, float]]:
+    """Every run at every size."""
+    found: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with httpx.AsyncClient(timeout=30) as http:
+            chain = Chain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
+            await chain.start()
+            try:
+                round_id = await chain.open_round(seconds=ROUND_SECONDS)
+                each = 3 + BURST_VOTES
+                cast = await voted(chain, round_id, votes + len(sizes) * runs * each + 8)
+                posted = folder / "bodies"
+                first, *later = bodies(cast[:votes])
+                posted.write_text("\n".join(later) + "\n")
+                queue = Queue(folder, http, chain, json.loads(first), posted, iter(cast[votes:]))
+                await _first(queue, round_id, max(position for _, position in cast))
+                filled = 0
+                for size in sizes:
+                    print(f"filling up to {size}", file=sys.stderr)
+                    fill(queue.helper().db, round_id, size - filled, due=soon(ROUND_SECONDS / 2), first=filled)
+                    filled, last = size, last_id(queue.helper())
+                    for number in range(runs):
+                        print(f"{size} shares: run {number + 1}", file=sys.stderr)
+                        bytes_each = queue.helper().db.stat().st_size / max(1, size)
+                        found.append({"size": size, "bytes_each": bytes_each, **await queue.measure(seconds)})
+                        forget(queue.helper().db, after=last)
+            finally:
+                await chain.kill()
+    return found
+
+
+async def _first(queue: Queue, round_id: bytes, position: int) -> None:
+    """Let the service learn of round and votes, and take the share that is known from then on."""
+    helper = queue.helper()
+    await helper.start()
+    try:
+        await helper.ready()
+        await helper.knows_leaf(round_id, position)
+        answer = await helper.post(queue.known)
+        assert answer.json() == {"status": "queued"}, answer.text
+    finally:
+        await helper.stop()
+
+
+def last_id(helper: Helper) -> int:
+    """The newest row's number."""
+    return int(helper.rows("SELECT max(id) FROM shares")[0][0])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one run, with an empty queue and with 10,000")
+    options = parser.parse_args()
+    sizes, runs, votes, seconds = (SIZES[:2], 1, 800, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
+    print(json.dumps({"name": "queue", "runs": asyncio.run(measure(tuple(sizes), runs, votes, seconds))}))
+
+
+if __name__ == "__main__":
+    main()
