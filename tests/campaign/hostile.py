@@ -166,15 +166,14 @@ async def _floods(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> None:
     disguises = [{}, {"X-Forwarded-For": HONEST, "Forwarded": f"for={HONEST}"}, *changing]
     through = [{"X-Forwarded-For": f"{HONEST}, {FORWARDED}"}, {"X-Forwarded-For": FORWARDED}]
     waits = len(scene.crowd.ledger.waits)
-    honest = asyncio.create_task(_again_and_again(scene, cast))
-    try:
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_again_and_again(scene, cast, over))
         direct, proxied = await asyncio.gather(
             flood(port, FLOODER, LINES, disguises, enough),
             flood(port, PROXY, LINES, through, enough),
         )
-    finally:
-        honest.cancel()
-        await asyncio.gather(honest, return_exceptions=True)
+        over.set()
     for name, told in (("flood", direct), ("flood through a proxy", proxied)):
         _flooded(findings, name, told)
     findings.figure("honest POST p99 in a flood s", percentile(scene.crowd.ledger.waits[waits:], 0.99) or 0.0)
@@ -202,9 +201,9 @@ def _flooded(findings: Findings, name: str, told: Flooded) -> None:
     findings.exactly(f"{name}, 5xx", sum(told.statuses[status] for status in range(500, 600)), 0)
 
 
-async def _again_and_again(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> None:
-    """The same shares once more, and once more."""
-    while True:
+async def _again_and_again(scene: Scene, cast: Sequence[tuple[Ballot, int]], over: asyncio.Event) -> None:
+    """The same shares once more, and once more; each time to the end, so that no connection is cut while it opens."""
+    while not over.is_set():
         await scene.crowd.post(cast, lambda: 0)
 
 
