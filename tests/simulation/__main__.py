@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 
@@ -38,11 +39,13 @@ def main() -> int:
             print(f"\n=== seed {result.seed}", *result.lines, *result.broken, sep="\n", file=sys.stderr)
         elif number % 100 == 0:
             print(f"{number} of {len(seeds)} seeds, {len(failures)} failed", file=sys.stderr)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     summary = {
         "seeds": len(seeds),
         "failures": failures,
         "virtual_seconds": round(virtual),
         "wall_seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in used), 1),
     }
     print(json.dumps(summary))
     return 1 if failures else 0

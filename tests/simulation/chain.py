@@ -38,6 +38,7 @@ class SimRound:
     tree: SimTree = field(default_factory=SimTree)
     growth: list[tuple[int, int]] = field(default_factory=list)
     waiting: list[tuple[bytes, asyncio.Future[int]]] = field(default_factory=list)
+    _told: dict[RoundStatus, Round] = field(default_factory=dict)
 
     def status(self, height: int) -> RoundStatus:
         """Where it stands after a block."""
@@ -47,7 +48,10 @@ class SimRound:
 
     def told(self, height: int) -> Round:
         """As a node tells it."""
-        return Round(self.round_id, self.status(height), self.vote_end_time, self.proposals, self.created)
+        status = self.status(height)
+        if status not in self._told:
+            self._told[status] = Round(self.round_id, status, self.vote_end_time, self.proposals, self.created)
+        return self._told[status]
 
     def tree_at(self, height: int) -> TreeState | None:
         """The newest root of a height."""

@@ -43,10 +43,12 @@ class Life:
 
 
 class _Calls:
-    """The calls to a node that are under way."""
+    """The calls to a node, and to one of its services, that are under way."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, node: SimNode, life: Life, *, rpc: bool = False) -> None:
+        self._node = node
         self._life = life
+        self._rpc = rpc
         self._began: list[float] = []
 
     @property
@@ -54,8 +56,20 @@ class _Calls:
         """Whether one of them takes long."""
         return bool(self._began) and asyncio.get_running_loop().time() - self._began[0] > SLOW
 
-    async def watch(self, call: Coroutine[Any, Any, T]) -> T:
-        """One call of a service that lives."""
+    async def reach(self) -> SimNode:
+        """The node, once a question of a service that lives has reached it."""
+        if self._life.dead:
+            await self._life.check()
+        began = asyncio.get_running_loop().time()
+        self._began.append(began)
+        try:
+            await self._node.reach(rpc=self._rpc)
+        finally:
+            self._began.remove(began)
+        return self._node
+
+    async def send(self, call: Coroutine[Any, Any, T]) -> T:
+        """A broadcast of a service that lives."""
         if self._life.dead:
             call.close()
             await self._life.check()
@@ -74,7 +88,8 @@ class SimClient(ChainClient):
         self.node = node
         self.name = node.name
         self._life = life
-        self._calls = _Calls(life)
+        self._calls = _Calls(node, life)
+        self._reach = self._calls.reach
 
     @property
     def slow(self) -> bool:
@@ -82,10 +97,6 @@ class SimClient(ChainClient):
 
     async def aclose(self) -> None:
         return
-
-    async def _reach(self) -> SimNode:
-        await self._calls.watch(self.node.reach())
-        return self.node
 
     async def rounds(self) -> RoundList:
         node = await self._reach()
@@ -142,7 +153,7 @@ class SimClient(ChainClient):
         line.message = message
         sender = ChainClient.__new__(ChainClient)
         sender._http = cast(NodeHttp, line)
-        outcome = await self._calls.watch(sender.broadcast(message))
+        outcome = await self._calls.send(sender.broadcast(message))
         await self._life.check()
         return outcome
 
@@ -159,7 +170,8 @@ class SimRpc(RpcClient):
     def __init__(self, node: SimNode, life: Life) -> None:
         self.node = node
         self.name = f"rpc.{node.name}"
-        self._calls = _Calls(life)
+        self._calls = _Calls(node, life, rpc=True)
+        self._reach = self._calls.reach
 
     @property
     def slow(self) -> bool:
@@ -167,10 +179,6 @@ class SimRpc(RpcClient):
 
     async def aclose(self) -> None:
         return
-
-    async def _reach(self) -> SimNode:
-        await self._calls.watch(self.node.reach(rpc=True))
-        return self.node
 
     async def status(self) -> tuple[BlockHead, bool]:
         node = await self._reach()

@@ -29,5 +29,11 @@ def play(seeds: Sequence[int], *, jobs: int, story: bool = False) -> Iterator[Re
             gc.unfreeze()
         return
     # Not forked: a process of its own begins without what the parent has running.
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_begin) as pool:
         yield from pool.imap_unordered(partial(run_seed, verbose=story), seeds, chunksize=BATCH)
+
+
+def _begin() -> None:
+    """What the process has by now is not looked through after each seed."""
+    gc.collect()
+    gc.freeze()

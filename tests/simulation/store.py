@@ -36,11 +36,24 @@ USUAL_DELAY = 0.02
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose commits fail when they are told to."""
+    """A connection whose commits fail when they are told to.
+
+    Attributes:
+        trouble: the code of SQLite's error for every commit, None while all is well.
+    """
 
     trouble: int | None = None
 
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+    def trouble_with(self, code: int | None) -> None:
+        """From now on, commits fail with this error, or not any more."""
+        self.trouble = code
+        if code is None:
+            self.__dict__.pop("execute", None)
+        else:
+            # Only now: a method in Python around each statement would cost more than most of them.
+            self.__dict__["execute"] = self._execute_in_trouble
+
+    def _execute_in_trouble(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         if self.trouble is not None and sql == "COMMIT":
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = self.trouble
