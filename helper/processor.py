@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from helper.broadcast import Broadcaster
-from helper.clock import Clock
+from helper.clock import SLICE, Clock
 from helper.errors import HelperError
 from helper.retention import Retention
 from helper.reveal import Revealer
@@ -26,8 +26,6 @@ log = structlog.get_logger("helper.processor")
 
 LONGEST_SLEEP = 30.0
 """Seconds after which the loop goes round even when nothing is due."""
-SLICE = 1.0
-"""Seconds after which a sleep looks at the wall clock again: it can jump."""
 TICK = 0.001
 """Seconds in which the store tells two due times apart."""
 AHEAD = 2
@@ -108,8 +106,9 @@ class Processor:
         try:
             while True:
                 self._changed.clear()
-                deadline = await self._turn()
-                await self._sleep_until(deadline)
+                self._next_turn = await self._turn()
+                await self._clock.wait(self._changed, self._next_turn)
+                self._next_turn = math.inf
         finally:
             tasks = self._tasks | ({self._tending} if self._tending is not None else set())
             for task in tasks:
@@ -239,18 +238,3 @@ class Processor:
             del self._stranded[share_id]
         wait = min(self._stranded.values(), default=math.inf) - now
         return self._clock.now() + max(wait, TICK)  # less is nothing to a wall clock: the loop would spin
-
-    async def _sleep_until(self, deadline: float) -> None:
-        """Sleep to a wall time, or to a change; the wall clock is looked at every second."""
-        changed = asyncio.ensure_future(self._changed.wait())
-        self._next_turn = deadline
-        try:
-            while not self._changed.is_set() and (remaining := deadline - self._clock.now()) > 0:
-                pause = asyncio.ensure_future(self._clock.sleep(min(remaining, SLICE)))
-                try:
-                    await asyncio.wait({changed, pause}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    pause.cancel()
-        finally:
-            self._next_turn = math.inf
-            changed.cancel()

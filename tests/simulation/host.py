@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from helper.app import Service
+from helper.clock import SLICE
 from helper.config import Config
 from helper.edges import Edges
 from helper.errors import HelperError
@@ -33,21 +35,43 @@ class UnreachableError(Exception):
 
 
 class SimClock:
-    """The service's clock: the wall time may be wrong by `offset` seconds."""
-
-    offset = 0.0
+    """The service's clock: the wall time may be wrong."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
+        self._offset = 0.0
+        self._waits: dict[asyncio.Timeout, float] = {}  # and when its first slice began
+
+    def set(self, offset: float) -> None:
+        """From now on the wall time is wrong by so many seconds."""
+        self._offset = offset
+        now = self._loop.time()
+        for timeout, began in self._waits.items():
+            planned = timeout.when()
+            if planned is not None and not timeout.expired():
+                timeout.reschedule(min(planned, now + (began - now) % SLICE))
 
     def now(self) -> float:
-        return EPOCH + self._loop.time() + self.offset
+        return EPOCH + self._loop.now + self._offset
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop.now
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
+
+    async def wait(self, event: asyncio.Event, until: float) -> None:
+        """As `SlicedWait` does it, without the looks that see nothing: only after the clock was set does it matter when
+        a slice ends.
+        """
+        while not event.is_set() and (remaining := until - self.now()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(remaining) as timeout:
+                    self._waits[timeout] = self._loop.now
+                    try:
+                        await event.wait()
+                    finally:
+                        del self._waits[timeout]
 
 
 class Host:

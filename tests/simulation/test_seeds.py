@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,11 +16,11 @@ from helper.broadcast import Broadcaster
 from helper.chain.endpoint import Endpoint
 from helper.chain.message import RevealMessage
 from helper.chain.outcome import Outcome, Verdict
-from helper.processor import Processor
 from helper.resend import Next
 from helper.store import work
 from helper.store.base import SentReveal
 from helper.store.sqlite import SqliteStore
+from tests.simulation.host import SimClock
 from tests.simulation.play import play
 from tests.simulation.run import run_seed
 
@@ -116,8 +117,8 @@ def test_a_row_that_a_restart_forgets_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loop_that_spins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def restless(self: Processor, deadline: float) -> None:
-        await self._clock.sleep(0.001)
+    async def restless(self: SimClock, event: asyncio.Event, until: float) -> None:
+        await self.sleep(0.001)
 
-    monkeypatch.setattr(Processor, "_sleep_until", restless)
+    monkeypatch.setattr(SimClock, "wait", restless)
     assert found("somebody spins")

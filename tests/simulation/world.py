@@ -240,7 +240,7 @@ class World:
         elif what is Upset.SLOW_DISK:
             self.disk.delay = 4.0 if on else USUAL_DELAY
         elif what is Upset.CLOCK:
-            self.host.clock.offset = one.amount if on else 0.0
+            self.host.clock.set(one.amount if on else 0.0)
             self.judge.clock_wrong_until = one.end + 60
             self._lied_until = max(self._lied_until, one.end + 60)
         elif what is Upset.HALT:

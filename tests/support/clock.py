@@ -7,8 +7,10 @@ import heapq
 import itertools
 import time
 
+from helper.clock import SlicedWait
 
-class FakeClock:
+
+class FakeClock(SlicedWait):
     """Wall and monotonic time moved by hand; sleepers wake in the order of their deadlines."""
 
     def __init__(self, now: float = 1_795_268_000.0) -> None:
@@ -46,7 +48,7 @@ class FakeClock:
         self._now += seconds
 
 
-class ScaledClock:
+class ScaledClock(SlicedWait):
     """The machine's time, going `scale` times as fast since `origin` (unix seconds); the dev chain has the same one."""
 
     def __init__(self, scale: float, origin: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helper.chain.models import Proposal, Round, RoundStatus
+from helper.clock import SlicedWait
 from helper.share import Share, ShareKey, ShareState
 from helper.store.base import Enqueued
 from proofs import ReadShare, ShareCheck
@@ -39,7 +40,7 @@ def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, ro
     return Round(round_id, status, END, proposals, height)
 
 
-class FakeClock:
+class FakeClock(SlicedWait):
     """Stands still until it is told to move."""
 
     def __init__(self) -> None:
