@@ -144,10 +144,10 @@ class Processor:
 
     async def _tend(self) -> float:
         """Alert and purge first; a slow node that is asked, or a great round that is erased, holds up no share."""
-        if self._tending is None:
+        if self._tending is None and self._retention.wanted:
             self._tending = asyncio.create_task(self._retention.run_once())
             await asyncio.wait({self._tending}, timeout=TENDING_PATIENCE)
-        if self._tending.done():
+        if self._tending is not None and self._tending.done():
             tending, self._tending = self._tending, None
             tending.result()
         return math.inf
@@ -162,18 +162,21 @@ class Processor:
             free = self._slots * AHEAD - self._in_hand
             if gate.paused is not None or not gate.rounds or free <= 0:
                 return self._clock.now() + LONGEST_SLEEP
+            due_ms = await self._store.next_due_ms(gate.rounds)
             now = min(self._clock.now(), gate.chain_limit)
+            if due_ms is None or due_ms > int(now * 1000):
+                return self._deadline(gate, due_ms, claimed_ms=0)
             claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.rounds)
             if claimed:
                 self._stats.queue_age.add(max(0.0, self._clock.now() - claimed[0].due_ms / 1000))
             for queued in claimed:
                 self._start(queued)
             if len(claimed) < free:
-                return await self._next_deadline(gate, claimed_ms=int(now * 1000))
+                due_ms = await self._store.next_due_ms(gate.rounds)
+                return self._deadline(gate, due_ms, claimed_ms=int(now * 1000))
 
-    async def _next_deadline(self, gate: Gate, claimed_ms: int) -> float:
-        """When the next share is due, all that were due at `claimed_ms` being in hand."""
-        due_ms = await self._store.next_due_ms(gate.rounds)
+    def _deadline(self, gate: Gate, due_ms: int | None, claimed_ms: int) -> float:
+        """When to look again for the share that is due next, all that were due at `claimed_ms` being in hand."""
         now = self._clock.now()
         if due_ms is None:
             return now + LONGEST_SLEEP

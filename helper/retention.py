@@ -64,14 +64,19 @@ class Retention:
         self._seen: int | None = None  # the revision at the last look that went well
         self._next_purge = math.inf  # unix seconds
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there may be anything to do."""
+        if self._clock.monotonic() < self._next_look:
+            return False
+        now = self._rounds.chain_now()
+        return self._rounds.revision != self._seen or (now is not None and now >= self._next_purge)
+
     async def run_once(self) -> None:
         """Close, alert and purge whatever the chain has closed."""
-        if self._clock.monotonic() < self._next_look:
+        if not self.wanted:
             return
         revision = self._rounds.revision
-        now = self._rounds.chain_now()
-        if revision == self._seen and (now is None or now < self._next_purge):
-            return
         self._next_look = self._clock.monotonic() + INTERVAL
         self._seen = None
         purges = []

@@ -62,8 +62,8 @@ class RoundBook:
 
     Attributes:
         synced: whether the chain's list was read since the start.
-        revision: goes up with all that may close a round or let it be purged: a block that was processed, a
-            round that was learnt, frozen or released.
+        revision: goes up with all that may close a round or let it be purged: a block that was processed while a
+            round is over and not closed, a round that was learnt, frozen or released.
     """
 
     def __init__(self, store: RoundStore, endpoints: Endpoints, *, clock: Clock) -> None:
@@ -71,7 +71,7 @@ class RoundBook:
         self._endpoints = endpoints
         self._clock = clock
         self._log = structlog.get_logger("helper.chain")
-        self._rounds: dict[bytes, Round] = {}
+        self._rounds: dict[bytes, Round] = {}  # oldest first
         self._learnt: dict[bytes, int] = {}  # the height of the node that told the round's present status
         self._closed: set[bytes] = set()
         self._said_over: dict[bytes, set[str]] = {}  # names of the endpoints that said so
@@ -102,9 +102,7 @@ class RoundBook:
         for row in await self._store.rounds():
             proposals = tuple(Proposal(number, "", tuple(options)) for number, options in row.proposals)
             status = RoundStatus(row.status)
-            self._rounds[row.round_id] = Round(
-                row.round_id, status, row.vote_end_time, proposals, row.created_at_height
-            )
+            self._keep(Round(row.round_id, status, row.vote_end_time, proposals, row.created_at_height))
             if row.closed_at is not None:
                 self._closed.add(row.round_id)
         self._ours = set(await self._store.counts())
@@ -121,7 +119,7 @@ class RoundBook:
 
     def all(self) -> list[Round]:
         """Every round that is kept, oldest first."""
-        return sorted(self._rounds.values(), key=lambda known: (known.created_at_height, known.round_id))
+        return list(self._rounds.values())
 
     def active(self) -> list[Round]:
         """The rounds that take votes, oldest first; frozen ones are not among them."""
@@ -144,7 +142,8 @@ class RoundBook:
         if block_time != self._chain_time:
             self._chain_time = block_time
             self._chain_seen = self._clock.monotonic()
-            self.revision += 1
+            if any(known.vote_end_time <= block_time for known in self.open()):
+                self.revision += 1
 
     def chain_now(self) -> float | None:
         """The chain's time in unix seconds: that of the newest block that was processed, and what has passed since. Our
@@ -185,9 +184,14 @@ class RoundBook:
             if known is None or known.status is not told.status:
                 self._learnt[told.round_id] = height
                 self._log.info("round", round=told.round_id.hex()[:8], status=told.status.name, height=height)
-            self._rounds[told.round_id] = told
+            self._keep(told)
             self.revision += 1
         self.synced = True
+
+    def _keep(self, told: Round) -> None:
+        known = {**self._rounds, told.round_id: told}.values()
+        ordered = sorted(known, key=lambda one: (one.created_at_height, one.round_id))
+        self._rounds = {one.round_id: one for one in ordered}
 
     async def _hear(self, head: int) -> _Answer:
         """The list of the first endpoint that shows nothing odd, else of the one that shows least. Endpoints
@@ -217,8 +221,8 @@ class RoundBook:
     def _note_past(self, listed: list[Round]) -> None:
         """Remember rounds that have nothing of ours, in memory only."""
         for told in listed:
-            known = self._rounds.keys() | self._ours | self._forgotten | self._frozen.keys()
-            if told.status in _OVER and told.round_id not in known:
+            known = (self._rounds, self._ours, self._forgotten, self._frozen)
+            if told.status in _OVER and not any(told.round_id in rounds for rounds in known):
                 self._past[told.round_id] = told
 
     async def _keep_chain(self) -> None:
@@ -295,7 +299,7 @@ class RoundBook:
         return None
 
     def _is_news(self, told: Round) -> bool:
-        if told.round_id in self._past.keys() | self._forgotten | self._frozen.keys():
+        if any(told.round_id in rounds for rounds in (self._past, self._forgotten, self._frozen)):
             return False
         known = self._rounds.get(told.round_id)
         return known is None or (told != known and _ORDER[told.status] >= _ORDER[known.status])

@@ -99,6 +99,7 @@ ORDER BY due_ms, rank LIMIT :limit;
 SELECT due_ms FROM shares
 WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = ?) AND state = 0
   AND id NOT IN (SELECT share_id FROM damaged)
+  AND due_ms IS NOT NULL -- in a damaged index it would come before all others, and hide them
 ORDER BY due_ms LIMIT 1;
 
 -- name: change_share

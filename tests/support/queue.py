@@ -96,7 +96,9 @@ class WatchedStore(SqliteStore):
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         self._note("next_due_ms")
-        return await super().next_due_ms(rounds)
+        due_ms = await super().next_due_ms(rounds)
+        self.after.pop("next_due_ms", lambda: None)()
+        return due_ms
 
 
 class Line:

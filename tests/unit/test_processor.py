@@ -142,7 +142,7 @@ async def test_alert_then_purge_then_dispatch_then_sleep(line: Line, monkeypatch
     line.store.journal.clear()
     async with line.running():
         await until(lambda: line.nodes.posts)
-        assert line.store.journal[:4] == ["mark_alerted", "purge", "claim_due", "next_due_ms"]
+        assert line.store.journal[:4] == ["mark_alerted", "purge", "next_due_ms", "claim_due"]
     assert line.rounds.forgotten == [OTHER_ROUND]
 
 
@@ -171,8 +171,8 @@ async def test_a_new_share_wakes_it_at_once(line: Line) -> None:
 async def test_a_share_that_comes_while_the_loop_is_busy_is_not_missed(line: Line) -> None:
     async with line.running():
         arrival: list[asyncio.Task[None]] = []
-        line.store.after["claim_due"] = lambda: arrival.append(asyncio.create_task(line.put(1)))
-        await line.settle()  # the share comes after what is due was claimed, and before the loop sleeps
+        line.store.after["next_due_ms"] = lambda: arrival.append(asyncio.create_task(line.put(1)))
+        await line.settle()  # the share comes after the loop has looked for what is due, and before it sleeps
         await until(lambda: line.nodes.posts)
 
 
@@ -188,11 +188,11 @@ async def test_a_retry_is_taken_up_when_its_wait_is_over(line: Line) -> None:
 
 
 @pytest.mark.rule("R4", "R6")
-async def test_what_falls_due_just_after_the_claim_waits_no_second(line: Line) -> None:
+async def test_what_falls_due_just_after_the_look_waits_no_second(line: Line) -> None:
     async with line.running():
         await line.put(1, submit_at=START + 10)
         line.clock.advance(9.5)
-        line.store.after["claim_due"] = lambda: line.clock.advance(0.625)
+        line.store.after["next_due_ms"] = lambda: line.clock.advance(0.625)
         await line.settle()
         line.clock.advance(0.001)
         await until(lambda: line.prover.begun)

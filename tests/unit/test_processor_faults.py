@@ -86,7 +86,7 @@ async def test_the_loop_outlives_errors_that_nobody_thought_of(line: Line) -> No
         raise RuntimeError("a bug")
 
     async with line.running():
-        line.store.after["claim_due"] = surprise
+        line.store.after["next_due_ms"] = surprise
         with capture_logs() as logs:
             await line.settle()
         assert [entry["event"] for entry in logs] == ["the queue could not be worked"]

@@ -338,19 +338,26 @@ async def test_a_round_whose_row_was_lost_is_kept_again_while_it_has_shares() ->
 
 
 async def test_the_revision_tells_when_a_look_is_worth_it() -> None:
-    setting = Setting()
+    setting = Setting(now=VOTE_END + 50)
     await setting.sync()
-    setting.book.processed(5.0)
+    setting.book.processed(VOTE_END - 6.0)
     before = setting.book.revision
     await setting.sync()
-    setting.book.processed(5.0)
-    assert setting.book.revision == before
-    setting.book.processed(6.0)
+    setting.book.processed(VOTE_END - 1.0)
+    assert setting.book.revision == before, "no round is over: nothing can be closed"
+    setting.book.processed(VOTE_END + 5.0)
     assert setting.book.revision > before
+    before = setting.book.revision
+    setting.book.processed(VOTE_END + 10.0)
+    assert setting.book.revision > before, "it is not closed yet: every block may bring the word that was missing"
     before = setting.book.revision
     setting.tell(over())
     await setting.sync()
     assert setting.book.revision > before
+    assert await setting.book.is_closed(ROUND_ID)
+    before = setting.book.revision
+    setting.book.processed(VOTE_END + 15.0)
+    assert setting.book.revision == before, "when it is purged is a matter of time"
 
 
 async def test_the_chain_of_a_database_is_remembered() -> None:
