@@ -11,6 +11,7 @@ A round whose tree cannot be followed holds up no other.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +72,7 @@ class TreeKeeper:
         self._ended = 0.0  # when the last sync or look at the head ended: the next list was asked for later
         self._begun = 0  # syncs begun and, of those that went well, the newest
         self._done = 0
-        self._finished = anyio.Event()
+        self._finished = asyncio.Event()
         self.synced_height = 0
 
     # Reading: only what was checked
@@ -192,7 +193,7 @@ class TreeKeeper:
     def _end(self, begun: int, head: int) -> None:
         self._done = max(self._done, begun)
         self.in_step(head)
-        finished, self._finished = self._finished, anyio.Event()
+        finished, self._finished = self._finished, asyncio.Event()
         finished.set()
 
     def _looked(self, head: int, asked_after: float) -> None:
@@ -299,7 +300,9 @@ class TreeKeeper:
 
 async def _compare(kept: Kept, anchor: Anchor, state: TreeState) -> None:
     """A root that we should know already must be ours."""
-    fits = state.size == anchor.size if state.height == anchor.height else state.size < anchor.size
+    if (state.height, state.size, state.root) == (anchor.height, anchor.size, anchor.root):
+        return
+    fits = state.height < anchor.height and state.size < anchor.size
     if not fits or await root_of(kept.tree, state.size) != state.root:
         raise ChainAnswerError(f"tree: the root at height {state.height} is of another tree")
 

@@ -4,9 +4,9 @@ transactions.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from hashlib import sha256
-
-import anyio
 
 from helper.chain.client import HeightGoneError
 from helper.chain.endpoint import Endpoint
@@ -82,9 +82,11 @@ class BlockSource:
             return False
         return True
 
-    def _sources(self) -> list[tuple[Endpoint, bool]]:
-        by_rpc = [(endpoint, True) for endpoint in self._endpoints.fresh_rpc]
-        return by_rpc + [(endpoint, False) for endpoint in self._endpoints.fresh]
+    def _sources(self) -> Iterator[tuple[Endpoint, bool]]:
+        for endpoint in self._endpoints.fresh_rpc:
+            yield endpoint, True
+        for endpoint in self._endpoints.fresh:
+            yield endpoint, False
 
     async def _by_rpc(self, endpoint: Endpoint, height: int) -> BlockResults | None:
         assert endpoint.rpc is not None
@@ -99,11 +101,11 @@ class BlockSource:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
         fates: dict[int, list[Spent] | None] = {}
-        limiter = anyio.CapacityLimiter(_TX_AT_ONCE)
+        slots = asyncio.Semaphore(_TX_AT_ONCE)
         problems: list[ChainError] = []
 
         async def ask(number: int, tx: bytes) -> None:
-            async with limiter:
+            async with slots:
                 if problems:
                     return
                 try:
@@ -111,9 +113,9 @@ class BlockSource:
                 except ChainError as error:
                     problems.append(error)
 
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for number, tx in enumerate(reveals):
-                group.start_soon(ask, number, tx)
+                group.create_task(ask(number, tx))
         if problems:
             raise problems[0]
         spent: list[Spent] = []

@@ -7,11 +7,12 @@ others only once. Each change of a node's state is one log line that names it an
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
-import anyio
 import httpx
 import structlog
 
@@ -77,7 +78,7 @@ class Endpoints:
         self.clock = clock
         self._log = structlog.get_logger("helper.chain")
         self._subscribers: list[Callable[[], None]] = []
-        self._probed = anyio.Event()
+        self._listeners: list[Callable[[BlockHead | None], None]] = []
         self._times: OrderedDict[int, float] = OrderedDict()
 
     async def aclose(self) -> None:
@@ -92,19 +93,26 @@ class Endpoints:
     @property
     def fresh(self) -> list[Endpoint]:
         """The endpoints that may be asked now, in order of preference; those that keep a call waiting come last."""
-        fresh = [endpoint for endpoint in self.all if self._reason(endpoint.health) is None]
-        return sorted(fresh, key=lambda endpoint: endpoint.client.slow)
+        reason = self._judge()
+        fresh = [endpoint for endpoint in self.all if reason(endpoint.health) is None]
+        if len(fresh) > 1:
+            fresh.sort(key=lambda endpoint: endpoint.client.slow)
+        return fresh
 
     @property
     def fresh_rpc(self) -> list[Endpoint]:
         """The endpoints whose consensus RPC may be asked now."""
-        fresh = [e for e in self.all if e.rpc is not None and self._reason(e.rpc_health) is None]
-        return sorted(fresh, key=lambda endpoint: endpoint.rpc is not None and endpoint.rpc.slow)
+        reason = self._judge()
+        fresh = [e for e in self.all if e.rpc is not None and reason(e.rpc_health) is None]
+        if len(fresh) > 1:
+            fresh.sort(key=lambda endpoint: endpoint.rpc is not None and endpoint.rpc.slow)
+        return fresh
 
     @property
     def usable(self) -> bool:
         """Whether any endpoint is fresh."""
-        return bool(self.fresh)
+        reason = self._judge()
+        return any(reason(endpoint.health) is None for endpoint in self.all)
 
     @property
     def out_of_step(self) -> bool:
@@ -119,7 +127,7 @@ class Endpoints:
     @property
     def head(self) -> BlockHead | None:
         """The newest block that a fresh endpoint showed."""
-        newest = max(self.fresh, key=lambda endpoint: endpoint.height, default=None)
+        newest = self._newest()
         return newest.health.head if newest is not None else None
 
     def made_since(self, monotonic: float) -> bool:
@@ -127,7 +135,7 @@ class Endpoints:
 
         The height that we know of a node may lag behind its own by the interval of our probes.
         """
-        newest = max(self.fresh, key=lambda endpoint: endpoint.height, default=None)
+        newest = self._newest()
         return newest is not None and newest.health.before_head >= monotonic
 
     @property
@@ -150,7 +158,8 @@ class Endpoints:
 
     def reasons(self) -> dict[str, str | None]:
         """Why each endpoint is set aside, by name; None for fresh ones."""
-        return {endpoint.name: self._reason(endpoint.health) for endpoint in self.all}
+        reason = self._judge()
+        return {endpoint.name: reason(endpoint.health) for endpoint in self.all}
 
     def time_at(self, height: int) -> float | None:
         """The time of the newest block up to `height` that was seen as some node's head."""
@@ -172,9 +181,9 @@ class Endpoints:
         """Call back whenever an endpoint becomes fresh or is set aside."""
         self._subscribers.append(callback)
 
-    async def wait_probe(self) -> None:
-        """Wait until any node was probed again."""
-        await self._probed.wait()
+    def on_probe(self, callback: Callable[[BlockHead | None], None]) -> None:
+        """Call back after each probe of a node with the newest block of all that are fresh (`head`)."""
+        self._listeners.append(callback)
 
     async def check(self) -> None:
         """Probe every endpoint once, all at the same time; returns when the slowest has answered or timed
@@ -182,9 +191,9 @@ class Endpoints:
 
         The health of each is up to date as soon as its own answer is there.
         """
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for endpoint in self.all:
-                group.start_soon(self._probe, endpoint)
+                group.create_task(self._probe(endpoint))
         self.settle()
 
     async def monitor(self, interval: float) -> None:
@@ -198,9 +207,9 @@ class Endpoints:
                 await self._probe(endpoint)
                 self.settle()
 
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for endpoint in self.all:
-                group.start_soon(watch, endpoint)
+                group.create_task(watch(endpoint))
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
         """Ask the fresh endpoints in order until one answers; see `call_endpoint`."""
@@ -258,10 +267,15 @@ class Endpoints:
     # Inside
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        async with anyio.create_task_group() as group:
-            if endpoint.rpc is not None:
-                group.start_soon(self._probe_one, endpoint.rpc_health, endpoint.rpc.status)
-            await self._probe_one(endpoint.health, lambda: _rest_status(endpoint.client))
+        if endpoint.rpc is None:
+            await self._probe_rest(endpoint)
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._probe_one(endpoint.rpc_health, endpoint.rpc.status))
+            await self._probe_rest(endpoint)
+
+    async def _probe_rest(self, endpoint: Endpoint) -> None:
+        await self._probe_one(endpoint.health, lambda: _rest_status(endpoint.client))
 
     async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool]]]) -> None:
         began = self.clock.monotonic()
@@ -273,35 +287,42 @@ class Endpoints:
             health.saw(head, syncing=syncing, now=self.clock.now(), began=began)
 
     def settle(self) -> None:
-        """After a probe: learn the chain's id if it is open, log what changed, wake who waits."""
-        heads = [(e, e.health.head) for e in self.all if e.health.head is not None and e.health.error is None]
-        if self.chain_id is None and heads:
-            endpoint, head = heads[0]
-            self.chain_id = head.chain_id
-            self._log.info("chain learnt", endpoint=endpoint.name, chain_id=head.chain_id)
+        """After a probe: learn the chain's id if it is open, log what changed, tell who listens."""
+        if self.chain_id is None:
+            self._learn()
         self._tell_all()
-        probed, self._probed = self._probed, anyio.Event()
-        probed.set()
+        head = self.head
+        for callback in self._listeners:
+            callback(head)
+
+    def _learn(self) -> None:
+        """Which chain this is, from the first endpoint that answered."""
+        for endpoint in self.all:
+            health = endpoint.health
+            if health.head is not None and health.error is None:
+                self.chain_id = health.head.chain_id
+                self._log.info("chain learnt", endpoint=endpoint.name, chain_id=self.chain_id)
+                return
 
     def _tell_all(self) -> None:
-        changed = False
+        changed, reason = False, self._judge()
         for endpoint in self.all:
-            changed |= self._tell(endpoint.health, endpoint.name, "endpoint")
+            changed |= self._tell(endpoint.health, reason, endpoint.name, "endpoint")
             if endpoint.rpc is not None:
-                changed |= self._tell(endpoint.rpc_health, endpoint.rpc.name, "rpc")
+                changed |= self._tell(endpoint.rpc_health, reason, endpoint.rpc.name, "rpc")
         if changed:
             for callback in self._subscribers:
                 callback()
 
-    def _tell(self, health: Health, name: str, what: str) -> bool:
+    def _tell(self, health: Health, judge: Callable[[Health], str | None], name: str, what: str) -> bool:
         head = health.head
         if head is not None and head.chain_id == self.chain_id and health.error is None:
             health.highest = max(health.highest, head.height)
-        reason = self._reason(health)
+        reason = judge(health)
         if reason is None and head is not None:
             self._remember(head)
         # Ages in the reason grow with every look: one line a change of state, not a line a second.
-        if (reason is None) == (health.told is None) and _kind(reason) == _kind(health.told):
+        if reason == health.told or (reason and health.told and _kind(reason) == _kind(health.told)):
             return False
         health.told = reason
         if reason is None:
@@ -315,9 +336,22 @@ class Endpoints:
         while len(self._times) > _HEADS_KEPT:
             self._times.popitem(last=False)
 
-    def _reason(self, health: Health) -> str | None:
+    def _newest(self) -> Endpoint | None:
+        """The fresh endpoint that showed the newest block."""
+        reason, height = self._judge(), -1
+        newest: Endpoint | None = None
+        for endpoint in self.all:
+            if endpoint.height > height and reason(endpoint.health) is None:
+                newest, height = endpoint, endpoint.height
+        return newest
+
+    def _judge(self) -> Callable[[Health], str | None]:
+        """What tells why a service is set aside at this moment."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
-        return health.reason(self.chain_id, self.limits, now=now, monotonic=monotonic)
+        return partial(Health.reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
+
+    def _reason(self, health: Health) -> str | None:
+        return self._judge()(health)
 
     def _offsets(self) -> list[float]:
         healths = [e.health for e in self.all if e.health.error is None and not e.health.syncing]
@@ -329,6 +363,6 @@ async def _rest_status(client: ChainClient) -> tuple[BlockHead, bool]:
     return await client.latest_block(), await client.syncing()
 
 
-def _kind(reason: str | None) -> str:
+def _kind(reason: str) -> str:
     """A reason without its figures."""
-    return "".join(character for character in reason or "" if not character.isdigit())
+    return "".join(character for character in reason if not character.isdigit())

@@ -6,10 +6,12 @@ later: a node shows a block a moment before it has executed it. Nothing is ever 
 
 from __future__ import annotations
 
-import anyio
+import asyncio
+
 import structlog
 
 from helper.chain.failover import Endpoints
+from helper.chain.models import BlockHead
 from helper.errors import HelperError
 from helper.rounds import RoundBook
 from helper.tree import TreeKeeper
@@ -28,7 +30,9 @@ class ChainFollower:
         self._synced_at = 0.0
         self._settled = False
         self._told: str | None = None
-        self._ready = anyio.Event()
+        self._ready = asyncio.Event()
+        self._wake = asyncio.Event()
+        endpoints.on_probe(self._look)
 
     @property
     def ready(self) -> bool:
@@ -42,11 +46,19 @@ class ChainFollower:
     async def run(self) -> None:
         """Follow the chain until cancelled; no error ends it."""
         await self._endpoints.check()
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._endpoints.monitor, self._interval)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._endpoints.monitor(self._interval))
             while True:
+                self._wake.clear()
                 await self.tick()
-                await self._endpoints.wait_probe()
+                await self._wake.wait()
+
+    def _look(self, head: BlockHead | None) -> None:
+        """After a probe: mostly there is nothing to do."""
+        if head is not None and self._settled and head.height <= self._synced_height:
+            self._trees.in_step(head.height)
+        else:
+            self._wake.set()
 
     async def tick(self) -> bool:
         """One look: sync if a block is new. False when something went wrong; the next tick tries again."""
@@ -72,6 +84,7 @@ class ChainFollower:
         if not news and (self._settled or now - self._synced_at < self._interval):
             self._trees.in_step(head.height)
             return
+        self._settled = False
         await self._rounds.sync(head.height)
         await self._trees.sync(head.height)
         self._synced_height, self._synced_at, self._settled = head.height, now, not news

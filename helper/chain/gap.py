@@ -7,10 +7,9 @@ waits is ever asked about.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
-
-import anyio
 
 from helper.chain.failover import Endpoints
 from helper.chain.outcome import Verdict
@@ -90,19 +89,19 @@ class SentInGap:
     async def _counted(self, reveals: Sequence[SentReveal], *, needed: bool) -> list[Spent]:
         counted: list[Spent] = []
         problems: list[ChainError] = []
-        limiter = anyio.CapacityLimiter(_AT_ONCE)
+        slots = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(reveal: SentReveal) -> None:
-            async with limiter:
+            async with slots:
                 try:
                     if await self._is_counted(reveal):
                         counted.append((reveal.round_id, reveal.nullifier))
                 except ChainError as error:
                     problems.append(error)
 
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for reveal in reveals:
-                group.start_soon(ask, reveal)
+                group.create_task(ask(reveal))
         if problems and needed:
             raise problems[0]
         return counted

@@ -8,17 +8,17 @@ loudly.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-import anyio
 import structlog
 
 from helper.chain.blocks import BlockSource
 from helper.chain.client import HeightGoneError
 from helper.chain.failover import Endpoints
 from helper.chain.gap import GapStore, SentInGap
-from helper.chain.models import Round, RoundStatus
+from helper.chain.models import BlockHead, Round, RoundStatus
 from helper.chain.rpc import BlockResults, Spent
 from helper.clock import Clock
 from helper.errors import ChainAnswerError, ChainError, HelperError
@@ -86,10 +86,13 @@ class Listener:
         self._goal: int | None = None
         self._found: int | None = None
         self._skipped = False
+        self._wake = asyncio.Event()
+        self._done: BlockHead | None = None  # the head up to which there was nothing left to do
         self.height: int | None = None
         self.chain_time: float | None = None
         self.stalled: int | None = None
         self.arrived = False
+        endpoints.on_probe(self._look)
 
     @property
     def caught_up(self) -> bool:
@@ -102,6 +105,7 @@ class Listener:
         """Follow the chain for ever. On a new database it begins once the rounds were synced."""
         pause = 1.0
         while True:
+            self._wake.clear()
             try:
                 moved = await self.step()
             except Exception as error:  # whatever it is, the next try may go well, and nobody else confirms shares
@@ -112,14 +116,19 @@ class Listener:
                 continue
             pause = 1.0
             if not moved:
-                await self._endpoints.wait_probe()
+                await self._wake.wait()
+
+    def _look(self, head: BlockHead | None) -> None:
+        """After a probe: mostly it shows the block that was applied last."""
+        if head is not None and head != self._done:
+            self._wake.set()
 
     async def step(self) -> bool:
         """Apply what there is to apply, at most a handful of blocks; False when there was nothing to do
         (yet).
         """
         head = self._endpoints.head
-        if head is None:
+        if head is None or head == self._done:
             return False
         self._goal = head.height
         self._found = head.height if self._found is None else min(self._found, head.height)
@@ -136,6 +145,7 @@ class Listener:
             if not self.arrived:
                 self.arrived = True
                 self._on_block(self.height)
+            self._done = head
             return False
         heights = range(self.height + 1, min(self.height + IN_FLIGHT, head.height) + 1)
         return await self._apply(heights)
@@ -151,9 +161,12 @@ class Listener:
             except ChainError as error:
                 problems[height] = error
 
-        async with anyio.create_task_group() as group:
-            for height in heights:
-                group.start_soon(fetch, height)
+        if len(heights) == 1:
+            await fetch(heights[0])
+        else:
+            async with asyncio.TaskGroup() as group:
+                for height in heights:
+                    group.create_task(fetch(height))
         for height in heights:
             results = fetched.get(height)
             if results is None:

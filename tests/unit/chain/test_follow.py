@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import httpx
+import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.follow import ChainFollower
@@ -77,6 +78,43 @@ async def test_runs_until_cancelled() -> None:
             while setting.trees.synced_height < 105:
                 await anyio.wait_all_tasks_blocked()
                 setting.clock.advance(1)
+            group.cancel_scope.cancel()
+
+
+async def test_a_probe_without_a_new_block_calls_for_no_look_but_a_failed_sync_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting, looks, probes = Setting(), list[bool](), list[int]()
+    tick = setting.follower.tick
+
+    async def counted() -> bool:
+        looks.append(await tick())
+        return looks[-1]
+
+    monkeypatch.setattr(setting.follower, "tick", counted)
+    setting.endpoints.on_probe(lambda head: probes.append(head.height if head is not None else 0))
+
+    async def second() -> None:
+        setting.clock.advance(1)
+        await anyio.wait_all_tasks_blocked()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(setting.follower.run)
+            while setting.syncs() < 2:  # with the block, and once after it
+                await second()
+            done, probed = len(looks), len(probes)
+            for _ in range(5):
+                await second()
+            assert len(probes) > probed
+            assert len(looks) == done
+            setting.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
+            setting.node.height += 1
+            while looks[-1]:
+                await second()
+            setting.node.faults.clear()
+            while setting.trees.synced_height != setting.node.height:
+                await second()
             group.cancel_scope.cancel()
 
 
