@@ -21,9 +21,10 @@ LONGEST_MONIKER: Final = 140
 """Characters; the staking module takes 70 bytes."""
 TOLERANCE: Final = 300
 """Seconds by which a claim's time may be off ours."""
-_UNSIGNED: Final = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]")
-"""Characters that encoders of JSON write in different ways: what was signed would be in doubt."""
-_MISLEADING: Final = re.compile(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_UNSIGNED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that encoders of JSON write in different ways, so that what was signed would be in doubt, or that command
+a terminal."""
+_MISLEADING: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 """Characters that turn the direction of what stands beside them."""
 
 
@@ -126,8 +127,8 @@ def _url(fields: dict[str, Any], *, production: bool) -> str:
 
 def _moniker(fields: dict[str, Any]) -> str:
     moniker = _text(fields, "moniker", LONGEST_MONIKER)
-    if not moniker.strip():
-        raise ClaimError("moniker: is empty")
+    if not any(char.isprintable() and char != " " for char in moniker):
+        raise ClaimError("moniker: is empty, or nothing of it can be seen")
     if _MISLEADING.search(moniker):
         raise ClaimError("moniker: contains a character that changes the direction of writing")
     return moniker
@@ -137,7 +138,7 @@ def _timestamp(fields: dict[str, Any], now: float) -> int:
     value = fields.get("timestamp")
     if isinstance(value, bool) or not isinstance(value, int):
         raise ClaimError("timestamp: is not a whole number" if "timestamp" in fields else "timestamp: is missing")
-    if abs(value - now) > TOLERANCE:
+    if not now - TOLERANCE <= value <= now + TOLERANCE:  # no difference: a number may be too large for one
         raise ClaimError(f"timestamp: is more than {TOLERANCE} s from this server's clock ({int(now)})")
     return value
 

@@ -11,6 +11,10 @@ LONGEST: Final = 512
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL6: Final = ipaddress.ip_network("2000::/3")
+"""All that is given out for use between networks (https://www.iana.org/assignments/ipv6-address-space)."""
+_EXAMPLES6: Final = ipaddress.ip_network("3fff::/20")
+"""For documentation (RFC 9637); Python knows only the older such network."""
 _PRIVATE_ENDINGS: Final = ("localhost", "local", "internal", "lan", "home", "corp", "arpa", "test", "invalid", "onion")
 
 
@@ -36,7 +40,7 @@ def check_url(url: str, *, production: bool) -> None:
     schemes = ("https",) if production else ("https", "http")
     if parts.scheme not in schemes:
         raise BadPlaceError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
-    if not host or port == 0:
+    if not host or port == 0 or ("[" in parts.netloc and ":" not in host):
         raise BadPlaceError("names no host")
     if parts.username is not None or parts.password is not None:
         raise BadPlaceError("carries credentials")
@@ -68,6 +72,8 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+        if address not in _GLOBAL6 or address in _EXAMPLES6:
+            return False
     return address.is_global and not address.is_multicast
 
 

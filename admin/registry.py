@@ -11,6 +11,7 @@ import structlog
 
 from admin import adr036
 from admin.claim import Claim, SignedClaim
+from admin.rarely import Rarely
 from admin.store import AdminStore, Registration
 from helper.chain.client import ChainClient
 from helper.clock import Clock
@@ -22,14 +23,12 @@ T = TypeVar("T")
 
 SWEEP: Final = 3600.0
 """Seconds between two sweeps."""
-LOOK_AGAIN: Final = 5.0
-"""Seconds for which staking is not asked again for the list of those who wait."""
 AT_ONCE: Final = 8
 """Questions about staking in flight."""
 
 
 class Chain(Protocol):
-    """The nodes, as `helper.chain.failover.Endpoints` asks them."""
+    """The nodes, as `helper.chain.onlooker.Onlooker` asks them."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         """Ask the fresh ones in order until one answers; raises ChainError when none does."""
@@ -48,8 +47,7 @@ class Registry:
         self._store = store
         self._chain = chain
         self._clock = clock
-        self._looking = asyncio.Lock()
-        self._looked_at = float("-inf")
+        self._look_rarely = Rarely(self._look, clock=clock)
 
     async def register(self, signed: SignedClaim) -> Registration | Registered:
         """Take a claim in.
@@ -73,10 +71,7 @@ class Registry:
 
     async def waiting(self) -> list[Registration]:
         """Who waits, the longest first, without those who came into staking meanwhile."""
-        async with self._looking:
-            if self._clock.monotonic() - self._looked_at >= LOOK_AGAIN:
-                await self._look()
-                self._looked_at = self._clock.monotonic()
+        await self._look_rarely()
         return await self._store.waiting(now=self._clock.now())
 
     async def run(self) -> None:
@@ -90,26 +85,22 @@ class Registry:
             await self._clock.sleep(SWEEP)
 
     async def _look(self) -> None:
-        """Drop those who are in staking."""
-        slots = asyncio.Semaphore(AT_ONCE)
+        """Drop those who are in staking; where no node can say, the rest is not asked about."""
+        waiting = [registration.operator_address for registration in await self._store.waiting(now=self._clock.now())]
+        for start in range(0, len(waiting), AT_ONCE):
+            some = waiting[start : start + AT_ONCE]
+            found = await asyncio.gather(*(self._in_staking(address) for address in some))
+            await self._store.drop([address for address, inside in zip(some, found, strict=True) if inside])
+            if all(inside is None for inside in found):
+                return
 
-        async def look(address: str) -> str | None:
-            async with slots:
-                return address if await self._in_staking(address) else None
-
-        waiting = await self._store.waiting(now=self._clock.now())
-        found = await asyncio.gather(*(look(registration.operator_address) for registration in waiting))
-        inside = [address for address in found if address is not None]
-        if inside:
-            await self._store.drop(inside)
-
-    async def _in_staking(self, account: str) -> bool:
-        """Whether there is a staking record, whatever its status; no when no node can say."""
+    async def _in_staking(self, account: str) -> bool | None:
+        """Whether there is a staking record, whatever its status; None when no node can say."""
         address = adr036.validator_address(account)
         try:
             return await self._chain.call(lambda client: client.validator(address)) is not None
         except ChainError:
-            return False
+            return None
 
 
 def _verify(signed: SignedClaim) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import structlog
 
+from admin.rarely import Rarely
 from admin.registry import Chain
 from helper.chain.listing import ListedRound, Total
 from helper.clock import Clock
-from helper.errors import ChainError
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 
 log = structlog.get_logger("helper.admin")
 
-LOOK_AGAIN: Final = 5.0
-"""Seconds for which the nodes are not asked again."""
 MOST: Final = 200
 """Rounds that the page gets, the newest first."""
 FINALIZED: Final = 3
@@ -26,9 +24,7 @@ class RoundsView:
 
     def __init__(self, chain: Chain, *, clock: Clock) -> None:
         self._chain = chain
-        self._clock = clock
-        self._asking = asyncio.Lock()
-        self._asked_at = float("-inf")
+        self._ask_rarely = Rarely(self._ask, clock=clock)
         self._rounds: list[ListedRound] = []
         self._totals: dict[bytes, dict[tuple[int, int], int]] = {}
 
@@ -38,29 +34,29 @@ class RoundsView:
         Raises:
             ChainError: no node could be asked, and none ever was.
         """
-        async with self._asking:
-            if self._clock.monotonic() - self._asked_at >= LOOK_AGAIN:
-                await self._ask()
-        newest = sorted(self._rounds, key=lambda known: -known.created_at_height)[:MOST]
-        return [self._shown(known) for known in newest]
+        await self._ask_rarely()
+        return [self._shown(known) for known in self._rounds]
 
     async def _ask(self) -> None:
         try:
-            self._rounds = await self._chain.call(lambda client: client.listing())
-            self._asked_at = self._clock.monotonic()
+            found = await self._chain.call(lambda client: client.listing())
         except ChainError:
             if not self._rounds:
                 raise
             return
-        for known in self._rounds:
-            if known.status == FINALIZED and known.round_id not in self._totals:
-                await self._ask_totals(known.round_id)
+        self._rounds = sorted(found, key=lambda known: -known.created_at_height)[:MOST]
+        try:
+            for known in self._rounds:
+                if known.status == FINALIZED and known.round_id not in self._totals:
+                    await self._ask_totals(known.round_id)
+        except ChainUnavailable as error:
+            log.info("not all totals could be asked for", error=str(error))
 
     async def _ask_totals(self, round_id: bytes) -> None:
         try:
             totals: list[Total] = await self._chain.call(lambda client: client.totals(round_id))
-        except ChainError as error:
-            log.info("a round's totals could not be asked for", error=str(error))
+        except ChainAnswerError as error:
+            log.info("a round's totals are not to be had", error=str(error))
             return
         self._totals[round_id] = {(total.proposal_id, total.option): total.value for total in totals}
 

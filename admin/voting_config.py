@@ -7,7 +7,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import anyio
 import httpx
@@ -41,7 +41,7 @@ def check_config(body: bytes) -> None:
         BadConfigError: it is not.
     """
     try:
-        found = json.loads(body.decode())
+        found = json.loads(body.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise BadConfigError("it is not JSON in UTF-8") from None
     if not isinstance(found, dict):
@@ -53,6 +53,11 @@ def check_config(body: bytes) -> None:
     height = found.get("snapshot_height")
     if height is not None and (isinstance(height, bool) or not isinstance(height, int) or height < 0):
         raise BadConfigError("snapshot_height is not a height")
+
+
+def _no_number(name: str) -> Never:
+    """NaN and infinities: Python reads them, and no browser does."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check_list(found: dict[str, Any], name: str, *, required: bool) -> None:

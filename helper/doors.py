@@ -27,6 +27,7 @@ from helper.api.operator import make_operator_app
 from helper.api.page import Page
 from helper.api.wallet import WalletView
 from helper.chain.failover import Endpoints
+from helper.chain.onlooker import Onlooker
 from helper.chain.passage import Passage
 from helper.clock import Clock
 from helper.config import Config
@@ -67,7 +68,8 @@ class Doors:
             trusted=config.trusted_networks,
         )
         self._page = _page(config)
-        self._desk = _desk(config, endpoints, clock)
+        self._onlooker = Onlooker(endpoints, timeout=config.chain.timeout_seconds)
+        self._desk = _desk(config, endpoints, self._onlooker, clock)
         self._gateway = self._make_gateway(endpoints) if config.gateway.enable else None
         self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else "no node is in step")]
         self._stats = Stats()
@@ -139,6 +141,7 @@ class Doors:
         """
         settings = self._config.helper
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._onlooker.aclose)
             if self._desk is not None:
                 await stack.enter_async_context(self._desk.opened())
             if self._gateway is not None:
@@ -201,7 +204,7 @@ def _page(config: Config) -> Page | None:
     return Page(Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE)
 
 
-def _desk(config: Config, endpoints: Endpoints, clock: Clock) -> AdminDesk | None:
+def _desk(config: Config, endpoints: Endpoints, onlooker: Onlooker, clock: Clock) -> AdminDesk | None:
     if config.admin.disable:
         return None
     ui = config.ui
@@ -219,7 +222,7 @@ def _desk(config: Config, endpoints: Endpoints, clock: Clock) -> AdminDesk | Non
         db_path=config.admin_db_path,
         config_url=config.admin.config_url,
         ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
-        chain=endpoints,
+        chain=onlooker,
         facts=facts,
         clock=clock,
         trusted=config.trusted_networks,

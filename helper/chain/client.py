@@ -13,7 +13,7 @@ import anyio
 import httpx
 
 from helper.chain.fields import Fields, loads
-from helper.chain.http import LARGE, SMALL, TIMEOUT, Answer, NodeHttp, Unanswered
+from helper.chain.http import CONNECTIONS, LARGE, SMALL, TIMEOUT, Answer, NodeHttp, Unanswered
 from helper.chain.listing import ListedRound, Total, parse_listing, parse_totals
 from helper.chain.message import RevealMessage
 from helper.chain.models import (
@@ -75,9 +75,14 @@ class ChainClient:
     """
 
     def __init__(
-        self, url: str, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT,
+        transport: httpx.AsyncBaseTransport | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
-        self._http = NodeHttp(url, timeout=timeout, transport=transport)
+        self._http = NodeHttp(url, timeout=timeout, transport=transport, connections=connections)
         self.name = self._http.name
         self.url = url
 

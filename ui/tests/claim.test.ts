@@ -34,6 +34,9 @@ describe("a name", () => {
     "a\nb",
     "a\u0000b",
     "a\u007fb",
+    "a\u009bb",
+    "\u200b\u00a0",
+    "a\u061cb",
     "a\u2028b",
     "a\u2029b",
     "a\u202eb",
@@ -46,7 +49,7 @@ describe("a name", () => {
 });
 
 describe("a URL", () => {
-  it.each(["", "https://helper.example.org", "https://vote.example.net:8443/path", "https://[2001:db8::1]/"])(
+  it.each(["", "https://helper.example.org", "https://vote.example.net:8443/path", "https://[2606:4700::1111]/"])(
     "may be %s",
     (url) => {
       expect(checkUrl(url, true)).toBeNull();

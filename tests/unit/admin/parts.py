@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import httpx
+from starlette.types import Message
 
 from admin import adr036
 from admin.about import ChainFacts, UiConfig
@@ -64,6 +65,7 @@ class Staking:
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         if self.away:
+            self.asked.append("nobody")
             raise ChainUnavailable("away")
         return await fn(cast(ChainClient, self))
 
@@ -113,8 +115,9 @@ class Desk:
             chain=lambda: ChainFacts("svote-test", "https://node.example.org", "", "stake"),
             clock=self.clock,
         )
+        self._app = routes.app()
         self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(routes.app(), client=("192.0.2.7", 1234)), base_url="http://helper"
+            transport=httpx.ASGITransport(self._app, client=("192.0.2.7", 1234)), base_url="http://helper"
         )
 
     async def _resolve(self, host: str, _port: int) -> list[str]:
@@ -127,6 +130,22 @@ class Desk:
         self.clock.advance(10)  # so that no client of these tests runs out of registrations
         self.clock.jump(-10)
         return await self.http.post("/register-validator", content=content)
+
+    async def refusal(self, body: bytes) -> int:
+        """The status that a registration is answered, without the cost of a client between: for thousands."""
+        told: list[int] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                told.append(message["status"])
+
+        scope = {"type": "http", "method": "POST", "path": "/register-validator", "headers": [], "query_string": b""}
+        await self._app(scope, receive, send)
+        (status,) = told
+        return status
 
     async def pending(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (await self.http.get("/pending-validators")).json()

@@ -14,9 +14,10 @@ export const TOLERANCE = 300;
 export const SKEW_TOLD = 60;
 const LONGEST_MONIKER = 140;
 const LONGEST_URL = 512;
-/** Encoders of JSON write these in different ways, so what was signed would be in doubt. */
-const UNSIGNED = /[\u0000-\u001f\u007f\u2028\u2029]|\p{Surrogate}/u;
-const MISLEADING = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;
+/** Encoders of JSON write these in different ways, so what was signed would be in doubt; or they command a terminal. */
+const UNSIGNED = /[\u0000-\u001f\u007f-\u009f\u2028\u2029]|\p{Surrogate}/u;
+const SEEN = /[^\p{C}\p{Z}]/u;
+const MISLEADING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;
 const PRIVATE = /(^|\.)(localhost|local|internal|lan|home|corp|arpa|test|invalid|onion)$/;
 
 /** Compact JSON, keys in this order, nothing escaped for HTML. */
@@ -29,6 +30,7 @@ export function signedText(claim: Claim): string {
 export function checkMoniker(moniker: string): string | null {
   if (!moniker.trim()) return "Give your validator a name.";
   if (UNSIGNED.test(moniker)) return "Contains a control character or line separator: type it instead of pasting it.";
+  if (!SEEN.test(moniker)) return "Nothing of this name can be seen.";
   if (MISLEADING.test(moniker)) return "Contains an invisible character that changes the direction of writing.";
   if ([...moniker].length > LONGEST_MONIKER) return `Longer than ${LONGEST_MONIKER} characters.`;
   return null;
@@ -56,9 +58,11 @@ export function checkUrl(url: string, production: boolean): string | null {
 
 function isPrivate(host: string): boolean {
   const name = host.replace(/\.$/, "");
-  if (name.startsWith("[")) return /^\[(::|f[cde]|::ffff:)/.test(name);
+  if (name.startsWith("[")) return !/^\[[23][\da-f]{3}:/.test(name) || /^\[(2001:db8|3fff):/.test(name);
   if (/^\d+\.\d+\.\d+\.\d+$/.test(name)) {
-    return /^(0|10|127|169\.254|192\.168|172\.(1[6-9]|2\d|3[01]))\./.test(name);
+    return /^(0|10|127|169\.254|192\.168|172\.(1[6-9]|2\d|3[01])|100\.(6[4-9]|[7-9]\d|1[01]\d|12[0-7])|22[4-9]|2[345]\d)\./.test(
+      name,
+    );
   }
   return !name.includes(".") || PRIVATE.test(name);
 }

@@ -206,11 +206,11 @@ export function Empty({ title, children }: { title: string; children?: Component
   );
 }
 
-/** A link to somewhere else; text only where the address is not one of the web. */
-export function Away({ href }: { href: string }) {
+/** A link to somewhere else; text only where the address is not one of the web. In a `brief` one https:// goes unsaid. */
+export function Away({ href, brief = false }: { href: string; brief?: boolean }) {
   return /^https?:\/\//i.test(href) ? (
     <a href={href} target="_blank" rel="noopener noreferrer">
-      {href}
+      {brief ? href.replace(/^https:\/\//i, "") : href}
     </a>
   ) : (
     <span>{href}</span>

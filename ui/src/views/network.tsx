@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Place, type Published, type Reach, reach, readConfig } from "../lib/config";
-import { formatMillis, formatNumber } from "../lib/format";
+import { formatMillis, formatNumber, plural } from "../lib/format";
 import { useJson } from "../lib/hooks";
 import { Away, Badge, Code, Copy, Empty, Figure, Loaded, Name, PageHead } from "../parts/ui";
 
@@ -159,7 +159,7 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
       </p>
       {state.kind === "ok" && state.leaves !== null && (
         <p class="muted small">
-          {formatNumber(state.leaves)} votes in its tree
+          {plural(state.leaves, "leaf", "leaves")} in its newest tree
           {state.height !== null && `, at height ${formatNumber(state.height)}`}
         </p>
       )}

@@ -148,7 +148,7 @@ function Table({ all }: { all: PendingValidator[] }) {
                 <td role="cell" data-label="URL">
                   {one.url ? (
                     <span class="name">
-                      <Away href={one.url} />
+                      <Away href={one.url} brief />
                       <Copy text={one.url} what={`URL of ${one.moniker}`} />
                     </span>
                   ) : (

@@ -1,0 +1,65 @@
+"""The nodes as visitors of the page ask them: about staking, rounds and tallies.
+
+Anybody may cause these questions, as often as they like. So what goes wrong with them sets no node aside for reveals
+and makes none look slow, and their connections, few of them, are their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import httpx
+
+from helper.chain.client import ChainClient
+from helper.chain.failover import Endpoints
+from helper.chain.http import TIMEOUT
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+
+T = TypeVar("T")
+
+CONNECTIONS: Final = 8
+"""To each node at once."""
+
+
+class Onlooker:
+    """The fresh nodes, without a word in who is fresh.
+
+    Args:
+        endpoints: says which nodes are fresh.
+        timeout: seconds that one node may take.
+        transport: replaces the network in tests.
+    """
+
+    def __init__(
+        self, endpoints: Endpoints, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._endpoints = endpoints
+        self._clients = {
+            endpoint: ChainClient(endpoint.client.url, timeout=timeout, transport=transport, connections=CONNECTIONS)
+            for endpoint in endpoints.all
+        }
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+        """Ask the fresh nodes in order until one answers; those that keep one of these questions waiting come last.
+
+        Raises:
+            ChainAnswerError: what came was no answer.
+            ChainUnavailable: nothing came.
+        """
+        clients = [self._clients[endpoint] for endpoint in self._endpoints.fresh]
+        kind: type[ChainError] = ChainUnavailable
+        problems = []
+        for client in sorted(clients, key=lambda client: client.slow):
+            try:
+                return await fn(client)
+            except ChainError as error:
+                problems.append(f"{client.name}: {error}")
+                if isinstance(error, ChainAnswerError):
+                    kind = ChainAnswerError
+        raise kind(f"no node answered ({'; '.join(problems) or 'none is in step'})")
