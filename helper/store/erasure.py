@@ -27,6 +27,14 @@ RETRY_AFTER_ERROR: Final = 0.5
 """And when the disk did."""
 CHANGES_PER_CHECKPOINT: Final = 2000
 """Changed rows after which the WAL is written back."""
+PAGES_AT_ONCE: Final = 16_384
+"""Pages of a file (64 MB) that is looked through before a start after a crash; of a larger one the rest is looked
+through a `SLICE` at a time, beside the writer's work.
+"""
+SLICE: Final = 1000
+"""Pages, some milliseconds' worth: wallets wait no longer."""
+SLICE_PAUSE: Final = 0.01
+"""Seconds between two slices when the writer has nothing to do."""
 PAGES_PER_SCRUB: Final = 4096
 """Written pages after which gaps are scrubbed even when nothing was deleted, so that it never takes long."""
 
@@ -55,6 +63,7 @@ class Eraser:
         self._written: set[int] = set()
         self._last_changes = 0
         self._since: float | None = None
+        self._unseen = 0  # pages, from the first on, that a crashed process may have left stale bytes in
         self._retry_at = 0.0
         self._rest_until = 0.0
         self._failed = False
@@ -64,7 +73,7 @@ class Eraser:
     @property
     def pending(self) -> bool:
         """Whether something deleted may still be in the files."""
-        return self._since is not None
+        return self._since is not None or self._unseen > 0
 
     def note_deleted(self) -> None:
         """Something was deleted by a transaction that is committed now."""
@@ -73,7 +82,9 @@ class Eraser:
 
     def patience(self) -> float | None:
         """Seconds that the writer may wait for work before it calls `tend` again, None for ever."""
-        return RETRY_AFTER if self.pending else None
+        if self._since is not None:
+            return RETRY_AFTER
+        return SLICE_PAUSE if self._unseen else None
 
     def tend(self, *, idle: bool) -> None:
         """Do what is due: after each commit, and when the writer waited in vain.
@@ -87,11 +98,12 @@ class Eraser:
         late = self._since is not None and now - self._since >= ERASE_WITHIN and now >= self._retry_at
         if self._since is not None and (idle or late):
             self._retry_at = 0.0 if self._checkpoint(truncate=True) else now + RETRY_AFTER
-        elif self._conn.total_changes - self._last_changes >= CHANGES_PER_CHECKPOINT:
+        elif self._conn.total_changes - self._last_changes >= CHANGES_PER_CHECKPOINT or (idle and self._unseen):
             self._checkpoint(truncate=False)
 
     def erase_all(self) -> None:
-        """Erase now, and look through every page of the file: at the start after a crash.
+        """Erase now, and look through every page of the file: at the start after a crash. Of a great file the first
+        pages are looked through later, while `pending`.
 
         What the crashed process had in the WAL may be in the kernel's memory only, when its last fsync failed. Here
         all of it is written anew, into the database, and synced.
@@ -101,7 +113,8 @@ class Eraser:
         """
         self.note_deleted()
         count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
-        self._written.update(range(1, count + 1))
+        self._unseen = max(0, count - PAGES_AT_ONCE)
+        self._written.update(range(self._unseen + 1, count + 1))
         try:
             self._try_checkpoint(truncate=True)
         except (sqlite3.Error, OSError) as error:
@@ -142,6 +155,7 @@ class Eraser:
             self._note_written(frames)
         if done != frames:
             return False  # a reader holds an older state; the rest follows when it is gone
+        self._see_some()
         if truncate or len(self._written) >= PAGES_PER_SCRUB:
             self._scrub()
         if truncate and not self._truncate():
@@ -151,6 +165,13 @@ class Eraser:
             self.erasures += 1
         return True
 
+    def _see_some(self) -> None:
+        """Have the next slice of what a crashed process left looked through; the WAL is written back."""
+        rest = max(0, self._unseen - SLICE)
+        if self._unseen:
+            self._scrub(set(range(rest + 1, self._unseen + 1)))
+        self._unseen = rest
+
     def _note_written(self, frames: int) -> None:
         fd = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -158,10 +179,11 @@ class Eraser:
         finally:
             os.close(fd)
 
-    def _scrub(self) -> None:
+    def _scrub(self, pages: set[int] | None = None) -> None:
+        pages = self._written if pages is None else pages
         # After a failed fsync the kernel shows zeros that may not be on the disk: they are written again.
-        cleaned = scrub_pages(self._fd, self._written, self._page_size, again=self._failed)
-        self._written.clear()
+        cleaned = scrub_pages(self._fd, pages, self._page_size, again=self._failed)
+        pages.clear()
         if cleaned:
             # The connection's cache still holds these pages with their gaps: it must read them anew.
             self._conn.execute("PRAGMA shrink_memory")

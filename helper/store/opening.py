@@ -22,9 +22,15 @@ from helper.store.tx import Keys, Tx, fact_row, read_fact, read_round_key
 APPLICATION_ID: Final = 0x73564F54
 """What the header of our files says: "sVOT"."""
 BUSY_SECONDS: Final = 5.0
+CHECKED_AT_START: Final = 64 << 20
+"""Bytes of the largest file that is looked through before the start, some tenths of a second's worth. A larger one
+would keep wallets waiting; the service's own check finds what is damaged in it, and until then every row's check does.
+"""
 MAGIC: Final = b"SQLite format 3\x00"
 _FORMATS: Final = slice(18, 20)
 """Where a file says which version of the format it takes to write and to read it: 1 without a WAL, 2 with one."""
+_PAGE_SIZE: Final = slice(16, 18)
+_PAGES: Final = slice(28, 32)
 _CLEAN: Final = b"clean\n"
 _OPEN: Final = b"open\n"
 _RESTORING: Final = b"restoring\n"
@@ -141,6 +147,7 @@ def open_database(path: Path, clock: Clock) -> Opened:
 def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Opened:
     _prepare_file(path)
     _check_format(path)
+    _check_length(path)
     conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
     # A damaged text is no reason to stop: the check of its row finds it.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
@@ -198,6 +205,15 @@ def _check_format(path: Path) -> None:
         raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
 
 
+def _check_length(path: Path) -> None:
+    """Refuse a file whose end is missing; with a WAL beside it, the end may be there."""
+    with path.open("rb") as file:
+        head = file.read(_PAGES.stop)
+    pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")
+    if head and not _has_frames(path) and path.stat().st_size < pages * (size if size > 1 else 65536):
+        raise StoreCorrupt(f"{path} is damaged: its end is missing")
+
+
 def _examine(conn: sqlite3.Connection, path: Path) -> None:
     """Refuse another program's file, a newer version's, and a damaged one; nothing is written."""
     application = _pragma(conn, "application_id")
@@ -211,6 +227,8 @@ def _examine(conn: sqlite3.Connection, path: Path) -> None:
             advice="Start the version that wrote it, or a newer one; or give this one a db_path of its own. "
             "If no newer version ever ran, the file is damaged: restore the newest backup.",
         )
+    if path.stat().st_size > CHECKED_AT_START:
+        return
     problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
     if problems != ["ok"]:
         raise StoreCorrupt(f"{path} is damaged: {'; '.join(problems)}")

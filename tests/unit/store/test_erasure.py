@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from helper.clock import SystemClock
 from helper.share import ShareState
-from helper.store import SqliteStore
+from helper.store import SqliteStore, erasure
 from helper.store.opening import open_database
 from helper.store.queries import schema
 from helper.store.scrub import gap_of, scrub_pages
@@ -18,6 +19,7 @@ from tests.unit.store.parts import (
     NOW,
     OTHER_ROUND,
     ROUND,
+    Opener,
     Posted,
     broadcast_one,
     claim,
@@ -204,6 +206,45 @@ def test_after_a_crash_the_whole_file_is_scrubbed(path: Path, clock: FakeClock) 
     Path(f"{path}.lock").write_bytes(b"open\n")
     open_database(path, clock).close()
     assert hits(path, deleted) == {}
+
+
+async def test_after_a_crash_a_great_file_is_scrubbed_beside_the_work(
+    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(erasure, "SLICE", 2)
+    open_database(path, SystemClock()).close()
+    conn = sqlite3.connect(path)
+    deleted = churn(conn)
+    conn.close()
+    Path(f"{path}.lock").write_bytes(b"open\n")
+
+    store = await opened(path)
+    assert hits(path, deleted), "the start did not wait for it"
+    await put(store, 1)
+    await store.erased()
+
+    assert hits(path, deleted) == {}
+    await store.close()
+    assert Path(f"{path}.lock").read_bytes() == b"clean\n"
+
+
+async def test_after_an_end_before_all_was_scrubbed_the_next_start_begins_anew(
+    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(erasure, "SLICE", 1)
+    monkeypatch.setattr(erasure, "SLICE_PAUSE", 3600.0)
+    open_database(path, SystemClock()).close()
+    conn = sqlite3.connect(path)
+    churn(conn)
+    conn.close()
+    Path(f"{path}.lock").write_bytes(b"open\n")
+
+    store = await opened(path)
+    await store.close()
+
+    assert Path(f"{path}.lock").read_bytes() == b"open\n"
 
 
 def test_what_is_no_tree_page_is_left_alone() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.share import ShareState
-from helper.store import SqliteStore, sqlite_version
+from helper.store import SqliteStore, opening, sqlite_version
 from helper.store.queries import migrations
 from helper.store.tx import Tx
 from tests.support.clock import FakeClock
@@ -103,6 +103,28 @@ async def test_a_truncated_database_is_refused_and_says_what_to_do(store: Sqlite
     error = await refused(path, StoreCorrupt, "damaged")
 
     assert "backup" in error.advice
+
+
+async def test_a_great_database_is_looked_through_after_the_start_but_its_end_before(
+    store: SqliteStore, path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "CHECKED_AT_START", 1)
+    await put(store, *range(50))
+    await store.close()
+    whole = path.read_bytes()
+    with hands_on(path) as conn:
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'shares_nullifier'").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 16)
+
+    await (await opened(path)).close()
+    with monkeypatch.context() as small:
+        small.setattr(opening, "CHECKED_AT_START", 64 << 20)
+        await refused(path, StoreCorrupt, "damaged")
+
+    path.write_bytes(whole[: len(whole) // 2])
+    await refused(path, StoreCorrupt, "its end is missing")
 
 
 async def test_a_scrambled_page_is_refused(store: SqliteStore, path: Path) -> None:
