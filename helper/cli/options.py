@@ -20,7 +20,9 @@ DbOption = Annotated[
     Path | None, typer.Option("--db", help="Database, instead of [helper] db_path.", show_default=False)
 ]
 
-RoundOption = Annotated[str, typer.Option("--round", help="Of this round only (hex).", show_default=False)]
+RoundOption = Annotated[
+    str, typer.Option("--round", help="Of this round only (hex, or its first 6 characters).", show_default=False)
+]
 StateOption = Annotated[
     str,
     typer.Option(
@@ -31,7 +33,12 @@ StateOption = Annotated[
     ),
 ]
 DueBeforeOption = Annotated[
-    str, typer.Option("--due-before", help="Due before this unix second only.", show_default=False)
+    str,
+    typer.Option(
+        "--due-before",
+        help="Due before this time only: unix seconds, UTC as in the list, or +10min.",
+        show_default=False,
+    ),
 ]
 StageOption = Annotated[
     str, typer.Option("--stage", help="Whose latest note is of this stage only.", show_default=False)

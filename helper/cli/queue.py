@@ -11,6 +11,7 @@ import typer
 
 from helper.cli import queue_acts, queue_text, queue_transfer
 from helper.cli.ends import exits
+from helper.cli.meant import wanted
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -23,6 +24,7 @@ from helper.cli.options import (
 from helper.cli.output import emit_json
 from helper.cli.queue_watch import watch
 from helper.cli.target import Target
+from helper.clock import SystemClock
 
 app = typer.Typer(help="The waiting shares: how they stand, and what can be done about them.")
 
@@ -40,9 +42,10 @@ def list_shares(
     json: JsonOption = False,
 ) -> None:
     """List shares, by the time at which they are due; with --state failed, first what failed where and why."""
-    query = {"round": round_id, "state": state, "due_before": due_before, "stage": stage, "limit": limit}
+    target = Target.of(config, db)
     with exits():
-        answer = Target.of(config, db).ask("/queue", query)
+        query = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
+        answer = target.ask("/queue", {**query, "limit": limit})
     if json:
         emit_json(answer)
     else:

@@ -11,6 +11,7 @@ from helper.api import views
 from helper.cli import queue_text
 from helper.cli.consent import DryRunOption, YesOption, consent, need_somebody
 from helper.cli.ends import exits
+from helper.cli.meant import wanted, whole_round
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -22,6 +23,7 @@ from helper.cli.options import (
 )
 from helper.cli.output import Exit, emit_json, say
 from helper.cli.target import Target
+from helper.clock import SystemClock
 from helper.hardening import harden_process
 
 if TYPE_CHECKING:
@@ -56,13 +58,14 @@ def retry(
     """
     need_somebody(yes=yes, dry_run=dry_run)
     target, refs = Target.of(config, db), shares or []
-    wanted = {"round": round_id, "state": state, "due_before": due_before, "stage": stage}
+    with exits():
+        conditions = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
 
     def do(*, dry: bool) -> dict[str, Any]:
         async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
-            return await operations.retry(actor, views.parse_filter(*wanted.values()), refs, dry=dry)
+            return await operations.retry(actor, views.parse_filter(*conditions.values()), refs, dry=dry)
 
-        return target.act("/queue/retry", {**wanted, "refs": refs, "dry_run": dry}, on_file, dry=dry)
+        return target.act("/queue/retry", {**conditions, "refs": refs, "dry_run": dry}, on_file, dry=dry)
 
     with exits():
         answer = do(dry=True) if dry_run or not yes else {"retried": 0}
@@ -80,7 +83,9 @@ def retry(
 
 def purge(
     *,
-    round_id: Annotated[str, typer.Option("--round", help="The round (64 hex characters).", show_default=False)],
+    round_id: Annotated[
+        str, typer.Option("--round", help="The round (hex, or its first 6 characters).", show_default=False)
+    ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
@@ -93,13 +98,16 @@ def purge(
     """
     need_somebody(yes=yes, dry_run=dry_run)
     target = Target.of(config, db)
+    with exits():
+        round_id = whole_round(target, round_id)
+        path = f"/rounds/{views.parse_round(round_id).hex()}/purge"
     harden_process()
 
     def do(*, dry: bool) -> dict[str, Any]:
         async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
             return await operations.purge(actor, views.parse_round(round_id), dry=dry)
 
-        return target.act(f"/rounds/{views.parse_round(round_id).hex()}/purge", {"dry_run": dry}, on_file, dry=dry)
+        return target.act(path, {"dry_run": dry}, on_file, dry=dry)
 
     with exits():
         answer = do(dry=True) if dry_run or not yes else {}

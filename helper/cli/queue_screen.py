@@ -21,6 +21,9 @@ _HEADS: Final = ("waiting", "proving", "sent", "counted", "failed")
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ASCII: Final = " .:-=+*#@"
 _LABEL: Final = 10
+ENDLESS: Final = 1 << 30
+LOW: Final = 20
+"""Lines from which on there is room for empty ones."""
 _SOON: Final = 600
 """Seconds before its end from which on a round is marked."""
 
@@ -40,8 +43,8 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """All lines that fit."""
         ascii_only = not (console.encoding or "").lower().startswith("utf")
-        lines = [*self.lines(options.max_width, ascii_only=ascii_only)]
         room = (options.height or console.height) - 1
+        lines = [*self.lines(options.max_width, ascii_only=ascii_only, room=room)]
         if len(lines) > room > 1:
             lines = [*lines[: room - 1], Text(f"({len(lines) - room + 1} more lines: make the window taller)", "dim")]
         for line in lines:
@@ -49,20 +52,24 @@ class Screen:
             line.no_wrap = True
             yield line
 
-    def lines(self, width: int, *, ascii_only: bool = False) -> Iterator[Text]:
-        """The lines for a terminal of this width, each of which may still be too long."""
+    def lines(self, width: int, *, ascii_only: bool = False, room: int = ENDLESS) -> Iterator[Text]:
+        """The lines for a terminal of this width, each of which may still be too long.
+
+        Where there is no room for all, rounds give way (`_fitting`), so that nodes and failures are seen.
+        """
         if self.gone is not None:
             yield Text("no helper tells anything; trying again", "bold red")
             yield Text(one_line(self.gone), "red")
         if self.state is None:
             return
         state = self.state
-        yield from _head(state, width, stale=self.gone is not None)
-        yield Text("")
-        yield from _rounds(state, width, ascii_only=ascii_only)
-        yield Text("")
-        yield from _service(state, width)
-        yield from _failures(state, width)
+        head = [*_head(state, width, stale=self.gone is not None)]
+        rest = [*_service(state, width), *_failures(state, width)]
+        gap = [Text("")] if room >= LOW else []
+        yield from (*head, *gap)
+        taken = len(head) + 2 * len(gap) + len(rest) + (0 if self.gone is None else 2)
+        yield from _rounds(state, width, ascii_only=ascii_only, room=room - taken)
+        yield from (*gap, *rest)
 
 
 def _head(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text]:
@@ -81,24 +88,74 @@ def _head(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text
 # ---------------------------------------------------------------- rounds
 
 
-def _rounds(state: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
+@dataclass(slots=True)
+class _Shown:
+    """A round's lines: its numbers, and when what waits is due."""
+
+    of: Mapping[str, Any]
+    numbers: list[Text]
+    ahead: list[Text]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is to be done in it."""
+        return not (self.of["waiting"] or self.of["proving"] or self.of["broadcast"])
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """The one that ends soonest first; those with nothing to do last, and among them the oldest."""
+        end = int(self.of["vote_end_time"])
+        return (self.quiet, -end if self.quiet else end)
+
+
+def _rounds(state: Mapping[str, Any], width: int, *, ascii_only: bool, room: int) -> Iterator[Text]:
     rounds = [one for one in state["rounds"] if one["status"] in (1, 4) or any(one[name] for name in NUMBERS)]
     if not rounds:
         yield Text("no round is open, and none has shares", "dim")
         return
-    if width >= WIDE:
-        yield Text(_row("round", "status", "ends in", _HEADS, "needed"), "bold")
-    for one in rounds:
-        left = one["vote_end_time"] - state["at"]
-        needed = one["seconds_needed"] if one["waiting"] or one["proving"] else None
-        style = _urgency(one, left, needed)
-        if width >= WIDE:
-            numbers = [str(one[name]) for name in NUMBERS]
-            status = STATUS.get(one["status"], str(one["status"]))
-            yield Text(_row(one["round_id"][:8], status, span(left), numbers, span(needed)), style)
-        else:
-            yield from _narrow(one, left, needed, style)
-        yield from _ahead(one, width, ascii_only=ascii_only)
+    head = [Text(_row("round", "status", "ends in", _HEADS, "needed"), "bold")] if width >= WIDE else []
+    yield from head
+    shown = [
+        _Shown(one, [*_numbers(one, state["at"], width)], [*_ahead(one, width, ascii_only=ascii_only)])
+        for one in rounds
+    ]
+    yield from _fitting(sorted(shown, key=lambda one: one.order), room - len(head))
+
+
+def _numbers(one: Mapping[str, Any], now: float, width: int) -> Iterator[Text]:
+    left = one["vote_end_time"] - now
+    needed = one["seconds_needed"] if one["waiting"] or one["proving"] else None
+    style = _urgency(one, left, needed)
+    if width < WIDE:
+        yield from _narrow(one, left, needed, style)
+        return
+    numbers = [str(one[name]) for name in NUMBERS]
+    status = STATUS.get(one["status"], str(one["status"]))
+    yield Text(_row(one["round_id"][:8], status, span(left), numbers, span(needed)), style)
+
+
+def _fitting(shown: list[_Shown], room: int) -> Iterator[Text]:
+    """Rounds in so many lines: without those that have nothing to do, the oldest first; then without the bars of those
+    that end last, then without these. One stays, and what is left out is counted.
+    """
+    left: list[_Shown] = []
+
+    def too_many() -> bool:
+        return sum(len(one.numbers) + len(one.ahead) for one in shown) + bool(left) > room
+
+    while too_many() and len(shown) > 1 and shown[-1].quiet:
+        left.append(shown.pop())
+    for one in reversed(shown):
+        if too_many():
+            one.ahead = []
+    while too_many() and len(shown) > 1:
+        left.append(shown.pop())
+    for one in shown:
+        yield from (*one.numbers, *one.ahead)
+    if left:
+        waiting, failed = (sum(one.of[name] for one in left) for name in ("waiting", "failed"))
+        rounds = f"and {len(left)} more round{'s' if len(left) > 1 else ''}"
+        yield Text(f"{rounds}: {waiting} waiting, {failed} failed", "red" if failed else "dim")
 
 
 def _row(name: str, status: str, ends: str, numbers: Sequence[str], needed: str) -> str:

@@ -66,7 +66,10 @@ def tell(
 def need_database(socket_path: Path, database: Path) -> None:
     """Raise NothingThere where there is neither a daemon nor a database."""
     if not database.exists():
-        raise NothingThere(f"no daemon answers on {socket_path}, and there is no database {database}")
+        raise NothingThere(
+            f"no daemon answers on {socket_path}, and there is no database {database}",
+            advice="Start the helper, or name its settings (--config) or its database (--db).",
+        )
 
 
 def somebody_listens(path: Path) -> bool:

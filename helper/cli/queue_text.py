@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -189,12 +189,40 @@ def _state(share: Mapping[str, Any]) -> str:
     return f"{share['state']} (damaged)" if share["damaged"] else str(share["state"])
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, object]]:
-    """Nested figures as lines with dotted names."""
-    if isinstance(value, dict) and value:
-        items = value.items()
-    elif isinstance(value, list) and value:
-        items = {str(number): item for number, item in enumerate(value)}.items()
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
+    """Nested figures as lines with dotted names; what has a name of its own, or is one measure, on a line each."""
+    if value in ({}, []):
+        yield name, "-"
+    elif isinstance(value, dict) and {"count", "p50_ms", "p99_ms", "max_ms"} <= value.keys():
+        yield name, _timing(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value):
+        for item in value:
+            yield f"{name}.{item['name']}", _well(item)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for number, item in enumerate(value):
+            yield from _flat(item, f"{name}.{number}")
+    elif isinstance(value, list):
+        yield name, ", ".join(map(str, value))
     else:
-        return [(name, "-" if value in ({}, []) else value)]
-    return [line for key, item in items for line in _flat(item, f"{name}.{key}" if name else str(key))]
+        yield name, round(value, 3) if isinstance(value, float) else value
+
+
+def _timing(times: Mapping[str, Any]) -> str:
+    if not times["count"]:
+        return "none yet"
+    half, most, longest = (f"{times[name]:.0f} ms" for name in ("p50_ms", "p99_ms", "max_ms"))
+    return f"{times['count']}: half within {half}, 99 % within {most}, none beyond {longest}"
+
+
+def _well(item: Mapping[str, Any]) -> str:
+    """A check or a node: `ok`, or what is wrong, and its figures."""
+    wrong = item.get("problem") or item.get("reason")
+    figures = [
+        f"{key.replace('_', ' ')} {round(value, 1) if isinstance(value, float) else value}"
+        for key, value in item.items()
+        if key not in {"name", "problem", "reason"} and value is not None
+    ]
+    return ", ".join([str(wrong or "ok"), *figures])

@@ -14,6 +14,7 @@ from helper.api import views
 from helper.cli import queue_text
 from helper.cli.consent import DryRunOption, YesOption, consent, need_somebody
 from helper.cli.ends import exits
+from helper.cli.meant import wanted
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -64,11 +65,11 @@ def export(
     if move:
         need_somebody(yes=yes, dry_run=dry_run)
     target, refs = Target.of(config, db), [ref.lower() for ref in shares or []]
-    wanted = {"round": round_id, "state": state, "due_before": due_before, "stage": stage}
     harden_process()
     with exits(), permitted():
         need_database(target.socket, target.database)
-        selection = _select(target.database, wanted, refs)
+        conditions = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
+        selection = _select(target.database, conditions, refs)
     number = len(selection.carried)
     left = {why: selection.left[why] for why in ("damaged", "closed", "moved")}
     answer = {"output": str(output), "shares": number, "left": left, "move": move, "dry_run": dry_run}
@@ -78,7 +79,7 @@ def export(
         if move:
             consent(f"Hand {number} shares over, so that this machine leaves them alone?", yes=yes)
         sealed = _seal(selection, read_passphrase(passphrase_file, new=True))
-        body = {**wanted, "named": len(refs), "shares": number}
+        body = {**conditions, "named": len(refs), "shares": number}
         with exits(), permitted():
             answer |= {"bytes": len(sealed), **_hand_over(target, output, sealed, selection, body, move=move)}
     if json:
@@ -87,13 +88,13 @@ def export(
         queue_text.print_exported(answer)
 
 
-def _select(database: Path, wanted: Mapping[str, str], refs: list[str]) -> Selection:
+def _select(database: Path, meant: Mapping[str, str], refs: list[str]) -> Selection:
     """What the file will carry, as it stands in this moment."""
     # loaded here, so that the help needs no native code
     from helper.store.handing_over import select_for_export  # noqa: PLC0415
     from helper.store.snapshot import take_snapshot  # noqa: PLC0415
 
-    conditions = views.parse_filter(*wanted.values())
+    conditions = views.parse_filter(*meant.values())
     for ref in refs:
         views.parse_ref(ref)
     return select_for_export(take_snapshot(database, SystemClock()).image, conditions, refs)
@@ -118,12 +119,12 @@ def _hand_over(
     """Put the export on record, and with `move` set the shares aside, between the file's bytes and its name."""
     from helper.store.backup import new_file  # noqa: PLC0415
 
-    wanted = views.parse_filter(*(str(body[name]) for name in ("round", "state", "due_before", "stage")))
+    conditions = views.parse_filter(*(str(body[name]) for name in ("round", "state", "due_before", "stage")))
 
     async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
         if move:
-            return await operations.hand_over(actor, wanted, int(body["named"]), selection.marks)
-        return await operations.note_export(actor, wanted, int(body["named"]), len(selection.carried))
+            return await operations.hand_over(actor, conditions, int(body["named"]), selection.marks)
+        return await operations.note_export(actor, conditions, int(body["named"]), len(selection.carried))
 
     with new_file(output, sealed) as written:
         try:

@@ -33,7 +33,8 @@ DISK_FULL = "8"
 """The one that takes a disk of its own: without the right to mount one it is left out."""
 MADE_BY_OTHERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
 FOLDERS = (*MADE_BY_OTHERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
-PAUSE = 0.2
+PAUSE = 1.0
+"""Seconds between two tries: each costs the processor what the helper needs to get ready."""
 
 
 @dataclass

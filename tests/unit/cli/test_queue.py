@@ -121,7 +121,7 @@ def test_in_a_pipe_there_are_plain_lines(daemon: Daemon, capsys: pytest.CaptureF
     assert run("queue", "stats") == 0
     stats = capsys.readouterr().out
     assert f"{ROUND_ID.hex()[:12]}\t3\t0\t0\t0\t0\t3" in stats
-    assert "provers.pids.1\t8" in stats
+    assert "provers.pids\t7, 8" in stats
 
 
 @pytest.mark.parametrize(

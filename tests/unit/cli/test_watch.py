@@ -130,6 +130,33 @@ def test_what_holds_it_up_is_told_first() -> None:
     assert shown(None, gone="x").splitlines()[1:] == ["x"]
 
 
+def test_in_a_low_terminal_rounds_with_nothing_to_do_give_way_first() -> None:
+    quiet = {"waiting": 0, "proving": 0, "broadcast": 0, "due_per_minute": [0] * 60, "later": 0, "status": 3}
+    old = [
+        {**ROUND, **quiet, "round_id": f"{number:064x}", "vote_end_time": NOW - 3600 * number, "failed": number == 9}
+        for number in range(1, 30)
+    ]
+    later = {**ROUND, "round_id": "ee" * 32, "vote_end_time": NOW + 90 * 60, "waiting": 7}
+    many = Screen(changed(rounds=[later, ROUND, *old]))
+    assert len([*many.lines(80)]) == 45
+
+    lines = plain(many.lines(80, room=23)).splitlines()
+    assert len(lines) == 23
+    assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], "the next to end first"
+    assert lines[15] == "and 23 more rounds: 0 waiting, 1 failed"
+    assert lines[-1].endswith("13:33:10 proof timed out (3)")
+
+    lines = plain(many.lines(80, room=13)).splitlines()
+    assert len(lines) == 13
+    assert [line.split()[0] for line in lines[1:7]] == ["round", "3fa2c9d1", "due", "now", "eeeeeeee", "and"]
+    assert lines[-3:-1] == shown(STATE).splitlines()[-3:-1], "the nodes are seen"
+
+    lines = plain(many.lines(80, room=10)).splitlines()
+    assert len(lines) == 10
+    assert [line.split()[0] for line in lines[1:4]] == ["round", "3fa2c9d1", "and"]
+    assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "and one is always seen"
+
+
 def test_rounds_without_shares_that_are_over_are_left_out() -> None:
     empty = {**ROUND, **dict.fromkeys(("waiting", "proving", "broadcast", "confirmed", "failed", "later"), 0)}
     over = {**empty, "status": 3, "due_per_minute": [0] * 60}
