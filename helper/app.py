@@ -373,6 +373,7 @@ async def run_service(
         started(url)
 
     def stop() -> None:
+        log.info("stopping")
         told.tell("STOPPING=1", "STATUS=stopping")
         service.stop()
 

@@ -95,9 +95,9 @@ class BackupError(HelperError):
 
 
 class BackupKeyError(BackupError):
-    """This passphrase or identity does not open the backup, or the backup is not what it was."""
+    """This passphrase or identity does not open the backup or export, or that is not what it was."""
 
-    advice = "Give the passphrase or the identity of this very backup; if it is the right one, the file is damaged."
+    advice = "Give the passphrase or the identity of this very file; if it is the right one, the file is damaged."
 
 
 class TransferError(HelperError):

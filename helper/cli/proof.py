@@ -10,6 +10,7 @@ import anyio
 import typer
 
 from helper.cli.ends import exits
+from helper.cli.meant import whole_round
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit_json, emit_table, fail, say
 from helper.cli.passphrase import permitted
@@ -47,7 +48,8 @@ def export(
         Path | None, typer.Option(help="Where to write it (else reveal-NULLIFIER.zip).", show_default=False)
     ] = None,
     round_id: Annotated[
-        str, typer.Option("--round", help="The round, where it is known (hex).", show_default=False)
+        str,
+        typer.Option("--round", help="The round, if known (hex, or its first 6 characters).", show_default=False),
     ] = "",
     from_height: Annotated[int, typer.Option(min=0, help="Search whole blocks from this height on; 0: do not.")] = 0,
     to_height: Annotated[int, typer.Option(min=0, help="Search whole blocks up to this height.")] = 0,
@@ -120,7 +122,7 @@ def _search(target: Target, nullifier: str, round_id: str, first: int, last: int
 
     with exits():
         wanted = parse_hex32("NULLIFIER", nullifier)
-        round_ids = [parse_round(round_id)] if round_id else []
+        round_ids = [parse_round(whole_round(target, round_id))] if round_id else []
         if (first or last) and not 1 <= first <= last:
             raise ValueError("--from-height and --to-height go together, the first not above the last")
         if not round_ids:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from devnet import ballot
@@ -53,8 +54,10 @@ def vote(
 
     try:
         cast_vote = asyncio.run(cast())
-    except (WalletError, OSError, TimeoutError) as error:
-        fail(f"the vote could not be cast: {error}", Exit.UNREACHABLE if isinstance(error, OSError) else Exit.FAILURE)
+    except (httpx.TransportError, OSError) as error:
+        fail(f"the vote could not be cast: {base or chain}: {error or type(error).__name__}", Exit.UNREACHABLE)
+    except WalletError as error:
+        fail(f"the vote could not be cast: {error}")
     outcome = _outcome(cast_vote)
     if json:
         emit_json(outcome)

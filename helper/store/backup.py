@@ -59,7 +59,7 @@ def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = (
     except pyrage.IdentityError as error:
         raise BackupError(f"an identity can not be read: {error}") from None
     except pyrage.DecryptError as error:
-        raise BackupKeyError(f"the backup could not be decrypted: {error}") from None
+        raise BackupKeyError(f"the file could not be decrypted: {error}") from None
     return image
 
 
@@ -71,7 +71,7 @@ def needs_passphrase(sealed: bytes) -> bool:
 def refuse_other(head: bytes, name: str) -> None:
     """Raise BackupError when the first bytes of a file are not a backup's."""
     if not head.startswith(_AGE):
-        raise BackupError(f"{name} is not a backup of this helper: it is not encrypted as one")
+        raise BackupError(f"{name} is no backup or export of this helper: it is not encrypted as those are")
 
 
 def write_backup(path: Path, sealed: bytes) -> None:

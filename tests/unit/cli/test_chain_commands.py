@@ -46,6 +46,11 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         (("tx", "lookup", "ab" * 32), 6, "no node can be asked"),
         (("proof", "export", "ab"), 2, "NULLIFIER must be 64 hex"),
         (("proof", "export", NULLIFIER, "--round", "ab"), 2, "round must be 64 hex"),
+        (
+            ("wallet", "vote", "ab" * 32, "--proposal", "1", "--decision", "1", "--base", "http://127.0.0.1:9"),
+            6,
+            "the vote could not be cast: http://127.0.0.1:9: ",
+        ),
         (("proof", "export", NULLIFIER, "--from-height", "5"), 2, "go together"),
         (("proof", "export", NULLIFIER, "--from-height", "5", "--to-height", "4"), 2, "go together"),
         (("proof", "export", NULLIFIER), 6, "unreachable"),

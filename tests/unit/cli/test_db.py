@@ -13,6 +13,7 @@ import pytest
 
 from helper.cli import db as db_module
 from helper.store import SqliteStore
+from helper.store.queries import migrations
 from tests.unit.cli.test_main import run
 from tests.unit.store.parts import put
 
@@ -73,7 +74,7 @@ def test_there_and_back_with_a_passphrase(
     assert told(capsys) == {
         "database": str(there),
         "set_aside": None,
-        "schema": 2,
+        "schema": len(migrations()),
         "live": 2,
         "confirmed": 0,
         "damaged": 0,
@@ -109,10 +110,10 @@ def test_there_and_back_with_a_recipient(database: Path, tmp_path: Path, capsys:
         (("backup", "--output", "b.age", "--passphrase-file", "nowhere"), 5, "nowhere"),
         (("backup", "--output", "b.age", "--recipient", "age1x", "--passphrase-file", "short"), 2, "not both"),
         (("backup", "--output", "b.age", "--recipient", "age1x"), 1, "recipients"),
-        (("backup", "--output", "queue.db", "--passphrase-file", "passphrase"), 1, "not a backup"),
+        (("backup", "--output", "queue.db", "--passphrase-file", "passphrase"), 1, "no backup or export"),
         (("backup", "--output", "b.age", "--passphrase-file", "passphrase", "--db", "none.db"), 5, "no database"),
         (("restore", "nowhere.age", "--passphrase-file", "passphrase"), 5, "nowhere.age"),
-        (("restore", "queue.db", "--passphrase-file", "passphrase"), 1, "not a backup"),
+        (("restore", "queue.db", "--passphrase-file", "passphrase"), 1, "no backup or export"),
         (("check", "--db", "none.db"), 5, "no database"),
         (("check", "--db", "passphrase"), 1, "not a database"),
     ],
