@@ -325,10 +325,16 @@ FROM reveals WHERE share_id = ?;
 -- name: damaged
 SELECT ref, round_id, state FROM damaged ORDER BY share_id;
 
+-- The near ones by minute, and all of them under -1: what is due later is not looked at one by one.
+
 -- name: due_ahead
-SELECT min(max(0, (due_ms - :now_ms) / 60000), :minutes), count(*) FROM shares
+SELECT max(0, (due_ms - :now_ms) / 60000), count(*) FROM shares
 WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
-GROUP BY 1;
+  AND due_ms < :now_ms + 60000 * :minutes
+GROUP BY 1
+UNION ALL
+SELECT -1, n FROM counters
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0;
 
 -- name: failures
 SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)

@@ -239,9 +239,10 @@ async def due_ahead(fetch: Fetch, now_ms: int) -> dict[bytes, DueAhead]:
     for (round_id,) in await fetch("all_round_ids", ()):
         params: dict[str, Column] = {"round_id": round_id, "now_ms": now_ms, "minutes": MINUTES_AHEAD}
         by_minute: dict[int, int] = dict(await fetch("due_ahead", params))
-        if by_minute:
+        waiting = by_minute.pop(-1, 0)
+        if by_minute or waiting:
             minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
-            found[round_id] = DueAhead(minutes, by_minute.get(MINUTES_AHEAD, 0))
+            found[round_id] = DueAhead(minutes, max(0, waiting - sum(minutes)))
     return found
 
 
