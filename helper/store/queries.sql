@@ -95,11 +95,13 @@ WHERE round_no = :round_no AND state = 0 AND due_ms <= :now_ms
   AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY due_ms, rank LIMIT :limit;
 
+-- A time that is not there, in a damaged index, would come before all others and hide them.
+
 -- name: next_due
 SELECT due_ms FROM shares
 WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = ?) AND state = 0
   AND id NOT IN (SELECT share_id FROM damaged)
-  AND due_ms IS NOT NULL -- in a damaged index it would come before all others, and hide them
+  AND due_ms IS NOT NULL
 ORDER BY due_ms LIMIT 1;
 
 -- name: change_share

@@ -80,6 +80,11 @@ async def test_ids_are_not_used_again(store: SqliteStore) -> None:
     assert [queued.id for queued in await claim(store)] == [2]
 
 
+@pytest.mark.parametrize("name", queries())
+def test_no_comment_swallows_the_end_of_a_query(name: str) -> None:
+    assert "--" not in queries()[name]
+
+
 async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, path: Path) -> None:
     await store.close()
     conn = sqlite3.connect(path)
