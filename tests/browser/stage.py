@@ -30,7 +30,7 @@ PROPOSALS = (
     {"title": "Fund the wallet's second audit", "options": ["Support", "Oppose", "Abstain"]},
     {"title": "Raise the quorum to a third", "options": ["Support", "Oppose"]},
 )
-PAST_SECONDS = 90
+PAST_SECONDS = 110
 """Length of the round that is over: less than a clock may be off, as the chain's clock is moved on to its end."""
 OPEN_SECONDS = 3 * 86_400
 WAITING = ("Höhle <&> node", "Orchard Rising", "Ελιά", "north-star-07")
@@ -125,7 +125,7 @@ async def _set(chain: Chain, helper: Helper, http: httpx.AsyncClient) -> Stage:
     opened = await chain.open_round(OPEN_SECONDS, proposals=list(PROPOSALS))
     stage = Stage(chain, helper, http, past, opened, support, silent)
     dice = random.Random(5)
-    await stage.vote(ballot.spread(time.time() + 180, 3000, dice))
+    await stage.vote(ballot.spread(time.time() + 900, 2400, dice))
     return stage
 
 
@@ -190,7 +190,7 @@ async def _vote(
         return await wallet.cast_vote(round_id, proposal, decision, weight=weight, times=times)
 
 
-def in_seconds(seconds: int) -> list[int]:
-    """Times of 16 shares, one or two a second, from about now on."""
-    start = soon(1)
+def in_seconds(seconds: int, *, after: int = 1) -> list[int]:
+    """Times of 16 shares over so many seconds, the first so long from now."""
+    start = soon(after)
     return [start + index * seconds // ballot.SHARES for index in range(ballot.SHARES)]

@@ -23,6 +23,69 @@ async def test_a_view_is_accessible_and_fits_in_every_mode(visitor: Visitor, sce
     assert [f"{mode}: {fault}" for mode, faults in found.items() for fault in faults] == []
 
 
+LONG = "W" * 140
+WEIRD = {
+    "/validators": (
+        "pending-validators",
+        [
+            {
+                "operator_address": f"sv1{number:039}",
+                "moniker": moniker,
+                "url": f"https://{'b' * 60}.example.org/{'p' * 400}",
+                "requested_at": 1,
+                "expires_at": 2_000_000_000,
+            }
+            for number, moniker in enumerate((LONG, "a" + "\u0301" * 139, "עברית <b>שם</b> " * 9))
+        ],
+    ),
+    "/network": (
+        "voting-config",
+        {
+            "version": LONG,
+            LONG: 1,
+            "vote_servers": [{"url": f"http:{LONG}", "label": LONG, "operator_address": LONG}, {"url": LONG}],
+            "pir_endpoints": [{"url": f"javascript:{LONG}", "label": "<img src=x onerror=alert(1)>"}],
+        },
+    ),
+    "/rounds": (
+        "rounds",
+        {
+            "rounds": [
+                {
+                    "round_id": f"{status}" * 64,
+                    "status": status,
+                    "vote_end_time": 2_000_000_000 if status == 1 else 1,
+                    "proposals": [
+                        {"id": 1, "title": LONG * 2, "options": [{"index": 0, "label": LONG, "total": 2**53}]},
+                        {"id": 2, "title": "word " * 60, "options": []},
+                    ],
+                }
+                for status in (1, 3)
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("path", WEIRD)
+async def test_what_others_write_stays_in_its_place(visitor: Visitor, path: str) -> None:
+    """Anybody who has a key names a validator: without a space, in other scripts, with a tower of accents."""
+    route, answer = WEIRD[path]
+    await visitor.page.route(f"**/api/{route}", lambda asked: asked.fulfill(json=answer))
+    await visitor.open(path)
+    await visitor.shows(LONG)
+    async for mode in in_every_mode(visitor):
+        await visitor.page.screenshot(path=ARTIFACTS / f"weird{path.replace('/', '-')}-{mode}.png", full_page=True)
+        # no part of the view is wider than the view
+        wide = await visitor.page.evaluate(
+            """[...document.querySelectorAll("main *")]
+              .filter((part) => part.getBoundingClientRect().right > innerWidth && !part.closest(".sr-only, thead"))
+              .map((part) => part.outerHTML.slice(0, 80))"""
+        )
+        assert wide == [], mode
+        assert await visitor.violations() == [], mode
+
+
 async def test_a_fault_that_is_planted_is_found(visitor: Visitor) -> None:
     await SCENES["join"](visitor)
     assert await visitor.violations() == []

@@ -206,11 +206,14 @@ export function Empty({ title, children }: { title: string; children?: Component
   );
 }
 
-/** A link to somewhere else; text only where the address is not one of the web. In a `brief` one https:// goes unsaid. */
+/**
+ * A link to somewhere else; text only where the address is not one of the web. In a `brief` one https:// goes unsaid,
+ * and the end of a very long address.
+ */
 export function Away({ href, brief = false }: { href: string; brief?: boolean }) {
   return /^https?:\/\//i.test(href) ? (
     <a href={href} target="_blank" rel="noopener noreferrer">
-      {brief ? href.replace(/^https:\/\//i, "") : href}
+      {brief ? href.replace(/^https:\/\//i, "").replace(/^(.{63}).{2,}$/, "$1…") : href}
     </a>
   ) : (
     <span>{href}</span>

@@ -112,7 +112,7 @@ function Table({ all }: { all: PendingValidator[] }) {
           </p>
         </Empty>
       ) : (
-        <table class="stacked" role="table">
+        <table class="stacked waiting" role="table">
           <caption class="sr-only">Validators that wait to be bonded</caption>
           <thead role="rowgroup">
             <tr role="row">

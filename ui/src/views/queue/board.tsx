@@ -59,17 +59,24 @@ function Facts({ state }: { state: QueueState }) {
       <Figure label="Chain height" note={state.circuit ? `circuit ${state.circuit}` : undefined}>
         {state.height === null ? "–" : formatNumber(state.height)}
       </Figure>
-      <Figure label="Provers busy" note={`${formatSeconds(seconds_per_proof)} a proof`}>
+      <Figure
+        label="Provers busy"
+        note={seconds_per_proof === null ? "no proof yet" : `${formatSeconds(seconds_per_proof)} a proof`}
+      >
         {formatNumber(busy)} of {formatNumber(slots)}
       </Figure>
-      <Figure label="Start after due time" note={`1 in 100 over ${formatMillis(start.p99)}`}>
+      <Figure label="Start after due time" note={late(start.p99)}>
         {formatMillis(start.p50)}
       </Figure>
-      <Figure label="Sent after due time" note={`1 in 100 over ${formatMillis(broadcast.p99)}`}>
+      <Figure label="Sent after due time" note={late(broadcast.p99)}>
         {formatMillis(broadcast.p50)}
       </Figure>
     </dl>
   );
+}
+
+function late(p99: number | null): string {
+  return p99 === null ? "none yet" : `1 in 100 over ${formatMillis(p99)}`;
 }
 
 function Endpoints({ state }: { state: QueueState }) {
@@ -80,7 +87,7 @@ function Endpoints({ state }: { state: QueueState }) {
         <ul class="card rows">
           {state.endpoints.map(({ name, fresh, reason }) => (
             <li key={name}>
-              <span class="breaking">{name}</span>
+              <span>{name}</span>
               <Badge tone={fresh ? "good" : "bad"}>{fresh ? "Fresh" : (reason ?? "Resting")}</Badge>
             </li>
           ))}
@@ -100,7 +107,7 @@ function Failures({ state }: { state: QueueState }) {
         <ul class="card rows">
           {state.failures.map(({ at, stage, reason, count }) => (
             <li key={`${at} ${stage} ${reason}`} class="failure">
-              <span class="breaking">
+              <span>
                 <strong>{stage}</strong> {reason}
               </span>
               <span class="muted small">
