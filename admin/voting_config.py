@@ -138,8 +138,8 @@ class VotingConfig:
         self._tell("")
 
     async def _fetch(self) -> bytes:
-        url, address = httpx.URL(self._url), ""
         try:
+            url, address = httpx.URL(self._url), ""
             with anyio.fail_after(PATIENCE):
                 for _ in range(REDIRECTS + 1):
                     answer, body = await self._get(url, address)
@@ -150,7 +150,7 @@ class VotingConfig:
                     raise BadConfigError(f"it moved more than {REDIRECTS} times")
         except TimeoutError:
             raise BadConfigError(f"it did not come within {PATIENCE:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for a host that is no IDNA
             raise BadConfigError(f"it could not be fetched: {type(error).__name__}") from None
         if answer.status_code != 200:
             raise BadConfigError(f"HTTP {answer.status_code}")

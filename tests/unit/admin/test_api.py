@@ -240,6 +240,7 @@ BAD_PAGES = {
     "to a name of a private address": httpx.Response(302, headers={"location": "https://inner.example.org/x"}),
     "to plain http": httpx.Response(302, headers={"location": "http://public.example.org/x"}),
     "to nowhere": httpx.Response(302),
+    "to what is no name": httpx.Response(302, headers={"location": "https://xn--.org/"}),
     "to nobody": httpx.Response(302, headers={"location": "https://unknown.example.org/"}),
     "round and round": httpx.Response(302, headers={"location": "https://public.example.org/round"}),
 }
