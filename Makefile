@@ -80,6 +80,7 @@ wheel: $(VENV)/.deps ## all that goes to a machine, in dist/: the wheel, its pin
 docs: $(VENV)/.native ## regenerate the documents that are made from the code
 	$(BIN)/python -m scripts.conformance
 	$(BIN)/python -m scripts.cli_docs
+	$(BIN)/python -m scripts.performance_docs
 
 pictures: $(VENV)/.native $(WALLET) ## the pictures in docs/images/, of the running product
 	@sh scripts/system_packages.sh chromium=chromium pngquant=pngquant

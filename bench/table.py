@@ -147,7 +147,7 @@ ROWS: Sequence[Row] = (
     Row("500,000 leaves: path", "tree", largest("path_ms"), "≤ 1", "ms"),
     Row("10,000 awaiting: CPU that they add", "awaiting", largest("added_percent"), "≤ 1", "% of a core"),
     Row("10,000 awaiting: reveals sent in a block", "awaiting", largest("sent_in_a_block"), "≤ 64", "requests"),
-    Row("growth with the queue: CPU of accepting", "queue", exponent("accept_per_second", -1), "≤ 0.1", "exponent"),
+    Row("growth with the queue: accepting", "queue", exponent("accept_per_second", -1), "≤ 0.1", "exponent"),
     Row("growth with the queue: dispatch", "queue", exponent("dispatch_per_second", -1), "≤ 0.1", "exponent"),
     Row("growth with the queue: start to ready", "queue", exponent("start_ready_s"), "", "exponent"),
     Row("growth with the tree: path", "tree", exponent("path_ms"), "≤ 0.1", "exponent"),
