@@ -129,3 +129,6 @@ def test_other_shells_have_their_scripts(tmp_path: Path) -> None:
         assert word in done.stdout
         assert "_SVOTE_HELPER_COMPLETE" in done.stdout
     assert shell("svote-helper completion csh", tmp_path).returncode == 2
+    asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
+    done = shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **asked)
+    assert done.stdout == "queue\n", "and no text of another command beside it"
