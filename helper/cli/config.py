@@ -89,7 +89,7 @@ def show(
 
 @app.command()
 def validate(
-    file: Annotated[Path | None, typer.Argument(help="The file to check.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(readable=False, help="The file to check.", show_default=False)] = None,
     config: ConfigOption = None,
     online: Annotated[bool, typer.Option("--online", help="Ask the nodes that it names, too.")] = False,
     json: JsonOption = False,

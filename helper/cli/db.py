@@ -22,10 +22,10 @@ app = typer.Typer(help="The database: encrypted backups, restoring them, checks,
 _IDENTITY: Final = "AGE-SECRET-KEY-"
 
 DbOption = Annotated[
-    Path | None, typer.Option("--db", help="Database, instead of [helper] db_path.", show_default=False)
+    Path | None, typer.Option("--db", readable=False, help="Database, instead of [helper] db_path.", show_default=False)
 ]
 IdentityOption = Annotated[
-    Path | None, typer.Option("--identity", help="File with the age identity that the backup is for.")
+    Path | None, typer.Option("--identity", readable=False, help="File with the age identity that the backup is for.")
 ]
 
 
@@ -77,7 +77,7 @@ def backup(
 @app.command()
 def restore(
     *,
-    file: Annotated[Path, typer.Argument(help="The backup.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="The backup.")],
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
     force: Annotated[bool, typer.Option("--force", help="Keep a database that is there aside, and go on.")] = False,
@@ -107,7 +107,8 @@ def restore(
 def check(
     *,
     backup_file: Annotated[
-        Path | None, typer.Option("--backup", help="Check this backup instead of the database.", show_default=False)
+        Path | None,
+        typer.Option("--backup", readable=False, help="Check this backup instead of the database.", show_default=False),
     ] = None,
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,

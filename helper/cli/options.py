@@ -11,13 +11,14 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        readable=False,  # looked at by `read_settings`, which has an exit code for it
         help="Settings file (else $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
         show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
 DbOption = Annotated[
-    Path | None, typer.Option("--db", help="Database, instead of [helper] db_path.", show_default=False)
+    Path | None, typer.Option("--db", readable=False, help="Database, instead of [helper] db_path.", show_default=False)
 ]
 
 RoundOption = Annotated[

@@ -18,6 +18,7 @@ from helper.errors import BackupKeyError
 PassphraseOption = Annotated[
     Path | None,
     typer.Option(
+        readable=False,
         help=f"File whose first line is the passphrase (else ${ENV_BACKUP_PASSPHRASE}, else asked for).",
         show_default=False,
     ),

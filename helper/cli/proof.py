@@ -80,7 +80,7 @@ def export(
 
 @app.command()
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="What `proof export` wrote.")],
+    bundle: Annotated[Path, typer.Argument(readable=False, help="What `proof export` wrote.")],
     online: Annotated[
         bool,
         typer.Option("--online", help="Ask the chain too: whether it counted this, and whether the root is its own."),

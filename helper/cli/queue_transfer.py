@@ -146,7 +146,7 @@ def _with_marks(body: Mapping[str, Any], selection: Selection) -> dict[str, Any]
 
 def import_(
     *,
-    file: Annotated[Path, typer.Argument(help="What `queue export` wrote.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="What `queue export` wrote.")],
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class Target:
         if somebody_listens(self.socket):
             return tell(self.socket, path, body, query)
         need_database(self.socket, self.database)
+        if not os.access(self.database, os.R_OK | os.W_OK):
+            raise PermissionError(f"{self.database} may not be changed by this user")
         return anyio.run(_on_file, self.database, on_file, dry)
 
 

@@ -154,7 +154,7 @@ def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.Capt
         (("export", "--output", "x.age", "--stage", "tree"), 5, "no such share"),
         (("export", "x?", "--output", "x.age"), 2, "share's name"),
         (("import", "none.age", "--yes"), 5, "none.age"),
-        (("import", str(DATABASE), "--yes"), 1, "not a backup"),
+        (("import", str(DATABASE), "--yes"), 1, "no backup or export"),
     ],
 )
 def test_what_is_not_done_says_why_and_changes_nothing(
