@@ -148,7 +148,7 @@ def test_a_backup_is_the_owners_alone_and_replaces_only_a_backup(tmp_path: Path)
     assert output.read_bytes().endswith(b"two")
 
     output.write_bytes(b"SQLite format 3\x00")
-    with pytest.raises(BackupError, match="not a backup"):
+    with pytest.raises(BackupError, match="no backup or export"):
         write_backup(output, b"age-encryption.org/v1\nthree")
     assert output.read_bytes() == b"SQLite format 3\x00"
     with pytest.raises(BackupError, match="can not be written"):
