@@ -17,7 +17,7 @@ import httpx
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import Chain
-from tests.support.process import Process
+from tests.support.process import PATIENCE, Process
 
 STAND_IN = ("-m", "tests.support.service")
 REAL = ("-m", "helper", "serve")
@@ -63,7 +63,8 @@ class Helper(Process):
     async def operator(self, path: str) -> Any:
         """Ask over the control socket."""
         transport = httpx.AsyncHTTPTransport(uds=self.told["socket"], verify=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://helper", trust_env=False) as socket:
+        settings: dict[str, Any] = {"base_url": "http://helper", "timeout": PATIENCE, "trust_env": False}
+        async with httpx.AsyncClient(transport=transport, **settings) as socket:
             answer = await socket.get(path)
             answer.raise_for_status()
             return answer.json()
