@@ -102,10 +102,10 @@ class _Shown:
         return not (self.of["waiting"] or self.of["proving"] or self.of["broadcast"])
 
     @property
-    def order(self) -> tuple[bool, int]:
-        """The one that ends soonest first; those with nothing to do last, and among them the oldest."""
+    def order(self) -> tuple[bool, bool, int]:
+        """The one that ends soonest first; then those with nothing to do: where something failed, then the latest."""
         end = int(self.of["vote_end_time"])
-        return (self.quiet, -end if self.quiet else end)
+        return (self.quiet, self.quiet and not self.of["failed"], -end if self.quiet else end)
 
 
 def _rounds(state: Mapping[str, Any], width: int, *, ascii_only: bool, room: int) -> Iterator[Text]:

@@ -133,7 +133,13 @@ def test_what_holds_it_up_is_told_first() -> None:
 def test_in_a_low_terminal_rounds_with_nothing_to_do_give_way_first() -> None:
     quiet = {"waiting": 0, "proving": 0, "broadcast": 0, "due_per_minute": [0] * 60, "later": 0, "status": 3}
     old = [
-        {**ROUND, **quiet, "round_id": f"{number:064x}", "vote_end_time": NOW - 3600 * number, "failed": number == 9}
+        {
+            **ROUND,
+            **quiet,
+            "round_id": f"{number:064x}",
+            "vote_end_time": NOW - 3600 * number,
+            "failed": int(number == 9),
+        }
         for number in range(1, 30)
     ]
     later = {**ROUND, "round_id": "ee" * 32, "vote_end_time": NOW + 90 * 60, "waiting": 7}
@@ -143,7 +149,8 @@ def test_in_a_low_terminal_rounds_with_nothing_to_do_give_way_first() -> None:
     lines = plain(many.lines(80, room=23)).splitlines()
     assert len(lines) == 23
     assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], "the next to end first"
-    assert lines[15] == "and 23 more rounds: 0 waiting, 1 failed"
+    assert lines[9].split()[7] == "1", "and where something failed before where nothing did"
+    assert lines[15] == "and 23 more rounds: 0 waiting, 0 failed"
     assert lines[-1].endswith("13:33:10 proof timed out (3)")
 
     lines = plain(many.lines(80, room=13)).splitlines()
