@@ -14,11 +14,12 @@ after a restart until a node has confirmed the tree from the disk. Its key, whic
 While the helper is paused a share that is known, or that breaks a rule which needs no newer chain, is
 answered as ever; any other gets 503.
 
-Nothing here logs anything that could tell which share came when: only what the answer was.
+Nothing here logs anything of a share that is taken: what the answers were is counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -107,6 +108,8 @@ class Intake:
         self._wake = wake
         self._paused = paused
         self._round_paused = round_paused
+        self._judged = False
+        self._pause: str | None = None
         self._in_flight = 0
         self._held = 0
 
@@ -134,11 +137,9 @@ class Intake:
         self._in_flight += 1
         try:
             arrived = self._clock.now()
-            outcome = await self._accept(await checking, arrived)
+            return await self._accept(await checking, arrived)
         finally:
             self._in_flight -= 1
-        log.debug("share answered", outcome=outcome.value)
-        return outcome
 
     async def _accept(self, checked: CheckedShare, arrived: float) -> Enqueued:
         share = checked.share
@@ -158,7 +159,7 @@ class Intake:
 
     def _refusal(self, share: Share, chain_round: Round) -> ShareRefused | None:
         """Why a share cannot be taken now unless it is known already."""
-        reason = self._paused() or self._round_paused(share.round_id)
+        reason = self._paused_now() or self._round_paused(share.round_id)
         if reason is not None:
             return ShareRefused(503, f"shares cannot be taken now: {reason}")
         if chain_round.status is not RoundStatus.ACTIVE:
@@ -166,6 +167,17 @@ class Intake:
         if share.submit_at > chain_round.vote_end_time:
             return ShareRefused(400, "is after the round's end", field="submit_at")
         return None
+
+    def _paused_now(self) -> str | None:
+        """Why no share is taken now, judged once for all shares that come out of the checks in one turn of the loop."""
+        if not self._judged:
+            self._judged = True
+            self._pause = self._paused()
+            asyncio.get_running_loop().call_soon(self._judge_anew)
+        return self._pause
+
+    def _judge_anew(self) -> None:
+        self._judged = False
 
     async def _keep(self, checked: CheckedShare, chain_round: Round, arrived: float) -> Enqueued:
         """Put a share on disk; the store knows whether it is there already, or its nullifier is spent."""

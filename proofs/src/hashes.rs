@@ -4,7 +4,7 @@ use ff::{Field, PrimeField};
 
 use crate::errors::{Error, Result, Rule};
 use crate::fields::{Base, Point};
-use crate::poseidon::poseidon;
+use crate::poseidon::{poseidon, Begun};
 
 /// Shares that a vote is split into.
 pub const SHARES: usize = 16;
@@ -42,12 +42,32 @@ pub fn vote_commitment(
 
 /// What a reveal publishes so that a share counts once.
 pub fn share_nullifier(vote_commitment: Base, share_index: u64, blind: Base) -> Base {
-    poseidon(&[
-        share_spend_tag(),
-        vote_commitment,
-        Base::from(share_index),
-        blind,
-    ])
+    Vote::of(vote_commitment).nullifier(share_index, blind)
+}
+
+/// What all shares of a vote have in common: half of the hashing of each.
+#[derive(Clone, Copy)]
+pub struct Vote {
+    /// The leaf that the vote put into the tree.
+    pub commitment: Base,
+    /// The beginning of its shares' nullifiers.
+    nullifiers: Begun,
+}
+
+impl Vote {
+    /// The vote of this commitment.
+    pub fn of(commitment: Base) -> Self {
+        let nullifiers = Begun::with_pair(4, [share_spend_tag(), commitment]);
+        Self {
+            commitment,
+            nullifiers,
+        }
+    }
+
+    /// The nullifier of one of its shares.
+    pub fn nullifier(&self, share_index: u64, blind: Base) -> Base {
+        self.nullifiers.finish(&[Base::from(share_index), blind])
+    }
 }
 
 fn share_spend_tag() -> Base {
@@ -108,18 +128,21 @@ impl Share {
         )
     }
 
-    /// The ids, without any check.
-    pub fn ids(&self) -> ShareIds {
-        let vote_commitment = vote_commitment(
+    /// The vote that it is of, without any check.
+    pub fn vote(&self) -> Vote {
+        Vote::of(vote_commitment(
             self.round_id,
             self.shares_hash,
             self.proposal_id,
             self.vote_decision,
-        );
-        let nullifier = share_nullifier(vote_commitment, self.share_index, self.primary_blind);
+        ))
+    }
+
+    /// The ids, by the vote that it is of, without any check.
+    pub fn ids(&self, vote: &Vote) -> ShareIds {
         ShareIds {
-            vote_commitment,
-            nullifier,
+            vote_commitment: vote.commitment,
+            nullifier: vote.nullifier(self.share_index, self.primary_blind),
         }
     }
 
@@ -127,7 +150,7 @@ impl Share {
     pub fn check(&self) -> Result<ShareIds> {
         self.check_shares_hash()?;
         self.check_share_comm()?;
-        Ok(self.ids())
+        Ok(self.ids(&self.vote()))
     }
 }
 

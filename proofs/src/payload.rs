@@ -5,7 +5,7 @@
 //! there is no escape in any text, no unknown name but those that wallets are known to send, no number but a plain
 //! integer, no name twice.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use base64::{engine::general_purpose::STANDARD, Engine};
@@ -13,14 +13,14 @@ use ff::PrimeField;
 use serde::Deserialize;
 
 use crate::fields::{base, base_array, point, Encoded};
-use crate::hashes::{Share, SHARES};
+use crate::hashes::{Share, Vote, SHARES};
 
 /// The bounds of what wallets send; see `helper.wire`.
 const MAX_PROPOSAL: u64 = 50;
 const MAX_DECISION: u64 = 7;
 const MAX_POSITION: u64 = (1 << 24) - 1;
 const MAX_TIME: u64 = i64::MAX as u64;
-/// Lists of commitments whose hash was found right: as many votes whose shares may come in turns.
+/// Votes whose commitments were found to have the hash that they name: as many whose shares may come in turns.
 const REMEMBERED: usize = 1 << 14;
 
 #[derive(Deserialize)]
@@ -142,12 +142,17 @@ fn fill_in_ids(payload: &mut Payload) -> Option<()> {
         c2: point("", &payload.c2).ok()?,
     };
     share.check_share_comm().ok()?;
-    let known = digest(&payload.shares_hash, &payload.share_comms);
-    if !is_remembered(&known) {
-        share.check_shares_hash().ok()?;
-        remember(known);
-    }
-    let ids = share.ids();
+    let known = digest(payload);
+    let vote = match remembered(&known) {
+        Some(vote) => vote,
+        None => {
+            share.check_shares_hash().ok()?;
+            let vote = share.vote();
+            remember(known, vote);
+            vote
+        }
+    };
+    let ids = share.ids(&vote);
     payload.vote_commitment = ids.vote_commitment.to_repr();
     payload.nullifier = ids.nullifier.to_repr();
     Some(())
@@ -162,43 +167,50 @@ fn from_base64(text: &str) -> Option<Encoded> {
     (length == 32).then_some(*bytes)
 }
 
-/// All shares of a vote have the same commitments, whose hash is two thirds of the work: that it was right is
-/// remembered, by a digest only.
-static HASHED: Mutex<Option<Remembered>> = Mutex::new(None);
+/// All shares of a vote have the same commitments, whose hash is two thirds of the work, and the same vote commitment,
+/// which with the beginning of their nullifiers is half of the rest: that they were right is remembered by a digest.
+static VOTES: Mutex<Option<Remembered>> = Mutex::new(None);
 
-type Digest = [u8; 16];
+type Digest = [u8; 32];
 
 /// Two generations: when the younger is full it becomes the older, and what was the older is forgotten.
 #[derive(Default)]
 struct Remembered {
-    young: HashSet<Digest>,
-    old: HashSet<Digest>,
+    young: HashMap<Digest, Vote>,
+    old: HashMap<Digest, Vote>,
 }
 
-fn digest(shares_hash: &Encoded, share_comms: &[u8]) -> Digest {
+/// Of everything that a vote is known by.
+fn digest(payload: &Payload) -> Digest {
     let hash = blake2b_simd::Params::new()
-        .hash_length(16)
+        .hash_length(32)
         .to_state()
-        .update(shares_hash)
-        .update(share_comms)
+        .update(&payload.round_id)
+        .update(&payload.proposal_id.to_le_bytes())
+        .update(&payload.vote_decision.to_le_bytes())
+        .update(&payload.shares_hash)
+        .update(&payload.share_comms)
         .finalize();
-    let mut digest = [0; 16];
+    let mut digest = [0; 32];
     digest.copy_from_slice(hash.as_bytes());
     digest
 }
 
-fn is_remembered(known: &Digest) -> bool {
-    let memory = HASHED.lock().unwrap_or_else(PoisonError::into_inner);
+fn remembered(known: &Digest) -> Option<Vote> {
+    let memory = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = memory.as_ref()?;
     memory
-        .as_ref()
-        .is_some_and(|memory| memory.young.contains(known) || memory.old.contains(known))
+        .young
+        .get(known)
+        .or_else(|| memory.old.get(known))
+        .copied()
 }
 
-fn remember(known: Digest) {
-    let mut memory = HASHED.lock().unwrap_or_else(PoisonError::into_inner);
+fn remember(known: Digest, vote: Vote) {
+    let mut memory = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = memory.get_or_insert_with(Remembered::default);
     if memory.young.len() >= REMEMBERED / 2 {
         memory.old = std::mem::take(&mut memory.young);
     }
-    memory.young.insert(known);
+    memory.young.insert(known, vote);
 }

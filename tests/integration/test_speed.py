@@ -37,7 +37,7 @@ from tests.unit.intake_parts import END, ROUND_ID, FakeChain, FakeClock
 VOTES = 8
 ROUNDS, MOST_ROUNDS = 5, 20
 """Times that both sides are taken, in turns: the quickest of each counts. More where the machine is busy."""
-TAKING = 1.9
+TAKING = 1.4
 """What taking a share cost beside the yardstick when this was written, in CPU."""
 LOSS = 1 / 0.7
 SMALL, GREAT = 100, 4_000
