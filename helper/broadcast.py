@@ -80,6 +80,7 @@ class Broadcaster:
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
         self._refused_by: dict[int, tuple[bytes, dict[str, Verdict]]] = {}  # message, endpoints' names, by share
         self._began = clock.monotonic()
+        self._stuck: set[int] = set()  # shares whose last follow-up ended in an error of ours
         self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
         self._had: dict[int, dict[str, float]] = {}  # when each endpoint was last sent it, monotonic, by share
         self._first: dict[int, float] = {}  # when it was first sent since the start, monotonic, by share
@@ -95,6 +96,7 @@ class Broadcaster:
         if first is not None:
             self._stats.confirmation.add(self._clock.monotonic() - first)
         self._refused_by.pop(share_id, None)
+        self._stuck.discard(share_id)
         self._ended.pop(share_id, None)
         self._had.pop(share_id, None)
         self._first.pop(share_id, None)
@@ -110,7 +112,9 @@ class Broadcaster:
         """
         slots = asyncio.Semaphore(IN_FLIGHT)
         async with asyncio.TaskGroup() as group:
-            for share_id in await self._store.follow_ups(height=height, limit=FOLLOWED_UP):
+            found = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + len(self._stuck))
+            # those last that an error of ours has stopped before: they must not take the places of all others
+            for share_id in sorted(found, key=self._stuck.__contains__)[:FOLLOWED_UP]:
                 if share_id not in self._sending:
                     await slots.acquire()
                     group.create_task(self._follow_up(share_id, height, slots))
@@ -118,9 +122,12 @@ class Broadcaster:
     async def _follow_up(self, share_id: int, height: int, slots: asyncio.Semaphore) -> None:
         try:
             await self._alone(share_id, partial(self._next, height=height))
+            self._stuck.discard(share_id)
         except HelperError as error:
+            self._stuck.add(share_id)
             log.error("an unconfirmed reveal could not be seen to", error=str(error), advice=error.advice)
         except Exception:
+            self._stuck.add(share_id)
             log.exception("an unconfirmed reveal could not be seen to")
         finally:
             slots.release()

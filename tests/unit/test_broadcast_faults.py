@@ -11,6 +11,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper import broadcast
 from helper.broadcast import IN_FLIGHT
 from tests.support.edges import (
     ACCEPTS,
@@ -70,6 +71,31 @@ async def test_an_error_with_one_unconfirmed_reveal_stops_no_other(line: Line) -
     assert len(line.nodes.posts) == 3
     await line.next_block()
     assert [row[0] for row in line.rows("SELECT last_outcome FROM reveals")] == ["ACCEPTED"] * 2
+
+
+async def test_those_that_an_error_of_ours_stops_do_not_take_the_places_of_others(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcast, "FOLLOWED_UP", 2)
+    broken = [await line.prepared(position) for position in (1, 2)]
+    original = line.store.mark_sending
+
+    async def mark_sending(share_id: int, **details: Any) -> bool:
+        if share_id in broken:
+            raise RuntimeError("a bug")
+        return await original(share_id, **details)
+
+    monkeypatch.setattr(line.store, "mark_sending", mark_sending)
+    await line.prepared(3)
+    with capture_logs() as logs:
+        await line.next_block()
+        assert (len(logs), line.nodes.posts) == (2, [])
+        await line.next_block()
+    assert len(line.nodes.posts) == 1
+    broken.clear()
+    await line.next_block()
+    await line.next_block()
+    assert len(line.nodes.posts) == 3
 
 
 async def test_a_send_that_is_cancelled_is_sent_again_after_the_next_start(tmp_path: Path) -> None:
