@@ -56,8 +56,10 @@ async def voted(chain: Chain, round_id: bytes, votes: int) -> list[tuple[Ballot,
             *(loop.run_in_executor(pool, seal, seed) for seed in range(votes // VOTES_AT_ONCE))
         )
     sealed = [vote for part in parts for vote in part]
-    async with Wallet(chain.url, []) as wallet:
-        places = [await asyncio.gather(*map(wallet.cast, sealed[at : at + 64])) for at in range(0, len(sealed), 64)]
+    places = []
+    for at in range(0, len(sealed), 64):
+        async with Wallet(chain.url, []) as wallet:  # anew each time: a connection that rests long is closed
+            places.append(await asyncio.gather(*map(wallet.cast, sealed[at : at + 64])))
     return list(zip(sealed, (place for some in places for place in some), strict=True))
 
 

@@ -56,22 +56,26 @@ async def test_a_share_that_is_not_in_broadcast_is_not_sent(store: SqliteStore) 
 HEIGHTS = range(95, 126)
 
 
-@pytest.mark.parametrize("outcome", [None, *(verdict.name for verdict in Verdict)])
 @pytest.mark.parametrize(("first", "last"), [(100, 100), (100, 101), (100, 106), (100, 109), (100, 110), (100, 113)])
 async def test_a_message_is_followed_up_when_something_is_to_be_done_about_it(
-    store: SqliteStore, first: int, last: int, outcome: str | None
+    store: SqliteStore, first: int, last: int
 ) -> None:
-    share_id = await broadcast_one(store, 1)
-    assert await store.follow_ups(height=0, limit=9) == [share_id], "it was never sent"
-    for height in sorted({first, last}):
-        await store.mark_sending(share_id, height=height, endpoint="one")
-    if outcome is not None:
-        await store.record_outcome(share_id, outcome=outcome)
+    outcomes = [None, *(verdict.name for verdict in Verdict)]
+    shares = {await broadcast_one(store, number): outcome for number, outcome in enumerate(outcomes)}
+    assert set(await store.follow_ups(height=0, limit=99)) == set(shares), "they were never sent"
+    for share_id, outcome in shares.items():
+        for height in sorted({first, last}):
+            await store.mark_sending(share_id, height=height, endpoint="one")
+        if outcome is not None:
+            await store.record_outcome(share_id, outcome=outcome)
 
-    found = {height for height in HEIGHTS if await store.follow_ups(height=height, limit=9)}
+    found = {height: set(await store.follow_ups(height=height, limit=99)) for height in HEIGHTS}
 
-    step = partial(next_step, sends=2, first_height=first, last_height=last, outcome=outcome)
-    assert found == {height for height in HEIGHTS if step(height=height) is not Next.WAIT}
+    step = partial(next_step, sends=2, first_height=first, last_height=last)
+    assert found == {
+        height: {share for share, outcome in shares.items() if step(outcome=outcome, height=height) is not Next.WAIT}
+        for height in HEIGHTS
+    }
 
 
 async def test_those_that_wait_longest_are_followed_up_first(store: SqliteStore) -> None:
