@@ -1,4 +1,4 @@
-"""Five hundred seeds hold, a seed plays the same each time, and the judge is not blind: planted bugs are found."""
+"""A thousand seeds hold, a seed plays the same each time, and the judge is not blind: planted bugs are found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulation.host import SimClock
 from tests.simulation.play import play
 from tests.simulation.run import run_seed
 
-SEEDS = 500
+SEEDS = 1000
 """Of those that `make simulation` plays: what CI has time for."""
 BATCH = 50
 ENOUGH = 25
