@@ -55,6 +55,8 @@ def register(
         _, _, signature = adr036.sign(claim.signed_text(), key)
         body = _body(claim, pub_key, signature)
         parse_claim(jsonlib.dumps(body).encode(), now=now, production=False)
+    except UnicodeEncodeError:
+        fail("--moniker and --url must be UTF-8", Exit.USAGE)
     except (ClaimError, ValueError) as error:
         fail(str(error), Exit.USAGE)
     if show:

@@ -75,9 +75,14 @@ async def test_who_is_in_staking_is_registered_and_waits_no_more(tmp_path: Path)
 async def test_a_chain_that_is_away_drops_nobody(tmp_path: Path) -> None:
     async with open_desk(tmp_path / "admin.db") as desk:
         desk.staking.away = True
-        assert (await desk.register(signed())).json()["status"] == "pending"
+        body = signed()
+        assert (await desk.register(body)).json()["status"] == "pending"
+        desk.staking.inside[adr036.validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
         desk.clock.advance(LOOK_AGAIN)
         assert len(await desk.pending()) == 1
+        desk.staking.away = False
+        desk.clock.advance(LOOK_AGAIN)
+        assert await desk.pending() == []
 
 
 async def test_where_no_node_can_say_not_all_who_wait_are_asked_about(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ def test_a_helper_that_is_not_there_is_unreachable(key_file: Path) -> None:
     assert run("pending", "--to", "http://127.0.0.1:9") == 6
 
 
+def test_what_is_no_text_cannot_be_signed(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("register", "--key-file", str(key_file), "--moniker", "a\udc9bb") == 2
+    assert "UTF-8" in capsys.readouterr().err
+
+
 def test_a_file_without_a_key_is_a_usage_error(tmp_path: Path) -> None:
     path = tmp_path / "key"
     assert run("register", "--key-file", str(path), "--moniker", "m") == 5

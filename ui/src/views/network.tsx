@@ -159,8 +159,10 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
       </p>
       {state.kind === "ok" && state.leaves !== null && (
         <p class="muted small">
-          {plural(state.leaves, "leaf", "leaves")} in its newest tree
-          {state.height !== null && `, at height ${formatNumber(state.height)}`}
+          {state.leaves === 0
+            ? "No vote in an open round yet"
+            : `${plural(state.leaves, "leaf", "leaves")} in its newest tree`}
+          {state.leaves > 0 && state.height !== null && `, at height ${formatNumber(state.height)}`}
         </p>
       )}
       {state.kind === "blocked" && (

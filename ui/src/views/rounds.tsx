@@ -97,7 +97,7 @@ function Past({ round, now, open }: { round: Round; now: number; open: boolean }
       <summary>
         <span class="summary-title">
           {round.proposals.map(({ title }) => title).join(" · ") || `Round ${round.round_id.slice(0, 8)}`}
-        </span>
+        </span>{" "}
         <span class="muted small">
           ended {formatDuration(now - round.vote_end_time, 1)} ago, {plural(round.proposals.length, "proposal")}
         </span>
