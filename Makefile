@@ -10,9 +10,10 @@ ARGS   ?=
 
 # What tests and campaigns use beside the environment: command=package.
 SYSTEM := strace=strace faketime=faketime
-# And for the examples in deploy/. Where a service manager runs, installing a proxy would start it: there they are used
-# only if they are there already.
-DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd)
+# And for the examples in deploy/, and the database of several hosts. Where a service manager runs, installing a proxy or a
+# database would start it: there they are used only if they are there already.
+INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
+DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql)
 # Tests that need the machine for themselves: real proofs against the clock, promises about time, and a browser.
 ALONE := tests/integration/test_demo.py tests/campaign/test_quick_alone.py tests/browser
 # The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.

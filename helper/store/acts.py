@@ -143,7 +143,7 @@ def hand_over_some(tx: Tx, marks: Sequence[RowMark], note: str, at_ms: int, *, a
     """
     counts: Counter[str] = Counter()
     sources = _AT_REST if at_rest else _ANYWHERE
-    change = Move(sources, ShareState.FAILED, MOVED, note, at_ms)
+    change = Move(sources, ShareState.FAILED, MOVED, note, at_ms, by_anyone=True)
     for share_id, check in marks:
         row = load(tx, share_id, at_ms)
         if row is None or row.state not in sources or not compare_digest(row.row_check, check):

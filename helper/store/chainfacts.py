@@ -24,6 +24,7 @@ _LIVE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 def save_rounds(tx: Tx, rounds: Sequence[RoundLike], at_ms: int) -> None:
     """Keep rounds as the chain tells them; what was done about their end stands."""
+    tx.alone()
     for told in rounds:
         round_no = tx.need_round(told.round_id).no
         kept = kept_round(tx, round_no)
@@ -43,6 +44,7 @@ def save_rounds(tx: Tx, rounds: Sequence[RoundLike], at_ms: int) -> None:
 
 def mark_closed(tx: Tx, round_id: bytes, at_ms: int) -> None:
     """Note that the chain has closed a round; the first time stands."""
+    tx.alone()
     key = tx.round_key(round_id)
     kept = None if key is None else kept_round(tx, key.no)
     if kept is not None and kept.closed_ms is None:
@@ -51,6 +53,7 @@ def mark_closed(tx: Tx, round_id: bytes, at_ms: int) -> None:
 
 def mark_alerted(tx: Tx, round_id: bytes, at_ms: int) -> None:
     """Note that a round's unsubmitted shares were reported; the first time stands."""
+    tx.alone()
     key = tx.round_key(round_id)
     kept = None if key is None else kept_round(tx, key.no)
     if kept is not None and kept.alerted_ms is None:
@@ -71,14 +74,17 @@ def set_meta(tx: Tx, key: str, value: str) -> None:
 
 def add_spent(tx: Tx, spent: Sequence[Spent], at_ms: int) -> list[int]:
     """Nullifiers that the chain has counted: any share of ours among them becomes a tombstone."""
-    confirmed: list[int] = []
-    for round_id, nullifier in spent:
-        key = tx.need_round(round_id)
-        tx.run("add_spent", (key.no, nullifier))
-        for (share_id,) in tx.all("shares_of_nullifier", (nullifier,)):
-            if _confirm(tx, share_id, key.no, nullifier, at_ms):
-                confirmed.append(share_id)
-    return confirmed
+    tx.alone()
+    # All that is public first, and then what goes, by its number: where a database keeps a log of its writes, it does
+    # not join one of these to the share that was deleted for it.
+    numbers = [(tx.need_round(round_id).no, nullifier) for round_id, nullifier in spent]
+    tx.many("add_spent", numbers)
+    ours = sorted(
+        (share_id, round_no, nullifier)
+        for round_no, nullifier in numbers
+        for (share_id,) in tx.all("shares_of_nullifier", (nullifier,))
+    )
+    return [share_id for share_id, round_no, nullifier in ours if _confirm(tx, share_id, round_no, nullifier, at_ms)]
 
 
 def _confirm(tx: Tx, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
@@ -106,6 +112,7 @@ def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> None:
     # One row a statement: SQLite journals what a statement changes, and beyond 64 kB it does so in a file.
     tx.run("delete_share", (share_id,))
     tx.run("drop_damaged", (share_id,))
+    tx.lay_down(share_id)
     if state in _LIVE:  # the column of a damaged row may say anything
         tx.count(round_no, state, -1)
     tx.erased = True
@@ -133,6 +140,7 @@ def save_leaves(tx: Tx, round_id: bytes, height: int, start: int, leaves: bytes)
         raise StoreError("leaves of 32 bytes each were expected", advice="This is a fault of the helper: report it.")
     if not leaves:
         return
+    tx.alone()
     key = tx.need_round(round_id)
     last = tx.one("last_leaves", (key.no,))
     size = 0 if last is None else last[0] + last[2]
@@ -162,6 +170,7 @@ def save_subtrees(tx: Tx, round_id: bytes, first_index: int, subtrees: bytes) ->
     """
     if len(subtrees) % SUBTREE_BYTES:
         raise StoreError("whole subtrees were expected", advice="This is a fault of the helper: report it.")
+    tx.alone()
     key = tx.need_round(round_id)
     for n in range(len(subtrees) // SUBTREE_BYTES):
         tx.run("add_subtree", (key.no, first_index + n, subtrees[n * SUBTREE_BYTES : (n + 1) * SUBTREE_BYTES]))
@@ -169,6 +178,7 @@ def save_subtrees(tx: Tx, round_id: bytes, first_index: int, subtrees: bytes) ->
 
 def drop_tree(tx: Tx, round_id: bytes) -> None:
     """Forget a round's leaves and subtrees."""
+    tx.alone()
     key = tx.round_key(round_id)
     if key is not None:
         tx.run("drop_leaves", (key.no,))
@@ -180,6 +190,7 @@ def drop_tree(tx: Tx, round_id: bytes) -> None:
 
 def close_some(tx: Tx, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
     """Fail some of a closed round's shares that are not confirmed; 0 when there are no more."""
+    tx.alone()
     key = tx.round_key(round_id)
     if key is None:
         return 0
@@ -187,7 +198,7 @@ def close_some(tx: Tx, round_id: bytes, note: str, at_ms: int, limit: int) -> in
     ids = [row[0] for row in tx.all("round_waiting_sound", params)]
     ids += [row[0] for row in tx.all("round_under_way_sound", params)]
     sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
-    change = Move(sources, ShareState.FAILED, CLOSED, note, at_ms)
+    change = Move(sources, ShareState.FAILED, CLOSED, note, at_ms, by_anyone=True)
     return sum(move(tx, share_id, change) is not None for share_id in ids)
 
 
@@ -197,6 +208,7 @@ def purge_some(tx: Tx, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bo
     Returns:
         How many shares and tombstones went, and whether the round is gone altogether.
     """
+    tx.alone()
     key = tx.round_key(round_id)
     if key is None:
         return 0, True

@@ -8,17 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from helper.store.tx import Tx
-
 
 @dataclass(slots=True, eq=False)
 class Job:
     """One operation, the caller that waits for it, and what came of it."""
 
-    op: Callable[[Tx], Any]
+    op: Callable[[Any], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     after_erasure: bool
+    tries: int = 0
     value: Any = None
     error: BaseException | None = None
 

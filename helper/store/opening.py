@@ -17,7 +17,7 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.store.erasure import Eraser
 from helper.store.failure import code_of, translate
 from helper.store.queries import migrations, queries
-from helper.store.tx import Keys, Tx, fact_row, read_fact, read_round_key
+from helper.store.tx import Keys, SqliteTx, fact_row, read_fact, read_round_key
 
 APPLICATION_ID: Final = 0x73564F54
 """What the header of our files says: "sVOT"."""
@@ -98,7 +98,7 @@ class FileLock:
 class Opened:
     """An open database: what operations work with, what erases, and the lock."""
 
-    tx: Tx
+    tx: SqliteTx
     eraser: Eraser
     lock: FileLock
 
@@ -172,7 +172,7 @@ def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Op
             conn.close()
             eraser.close()
             raise StoreError(f"what the last run left could not be written back to {path}: {error}") from error
-    return Opened(Tx(conn, keys, next_id), eraser, lock)
+    return Opened(SqliteTx(keys, conn, next_id), eraser, lock)
 
 
 def _has_frames(path: Path) -> bool:

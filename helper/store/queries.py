@@ -16,13 +16,18 @@ def _folder() -> resources.abc.Traversable:
 
 @cache
 def queries() -> Mapping[str, str]:
-    """The statements of `queries.sql` by name, each on one line, without comments and the closing semicolon.
+    """The statements of `queries.sql` by name."""
+    return named((_folder() / "queries.sql").read_text("utf-8"))
+
+
+def named(text: str) -> Mapping[str, str]:
+    """The statements of a file by name, each on one line, without comments and the closing semicolon.
 
     A comment has a line to itself: behind a statement's words it would swallow all that follow.
     """
     found: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in (_folder() / "queries.sql").read_text("utf-8").splitlines():
+    for line in text.splitlines():
         if line.startswith(_MARK):
             current = found[line.removeprefix(_MARK).strip()] = []
         elif line and not line.startswith("--"):

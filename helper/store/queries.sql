@@ -110,9 +110,6 @@ UPDATE shares SET
   stage = :stage, note = :note, row_check = :row_check
 WHERE id = :id AND state = :was;
 
--- name: share_state
-SELECT state FROM shares WHERE id = ?;
-
 -- name: is_set_aside
 SELECT state FROM damaged WHERE share_id = ?;
 

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Final
-
-import structlog
 
 from helper.clock import Clock, SystemClock
-from helper.errors import StoreCorrupt, StoreError
-from helper.share import ShareState
-from helper.store import messages, reading, work
-from helper.store.listing import list_shares
+from helper.errors import StoreCorrupt
+from helper.store.part_acts import ActsPart
+from helper.store.part_chain import ChainPart
+from helper.store.part_queue import QueuePart, report_damaged
+from helper.store.part_work import WorkPart
 from helper.store.reading import Reader
-from helper.store.rows import DamagedShare, DueAhead, FailureGroup, QueueEntry, QueueFilter, QueueStory
-from helper.store.sqlite_acts import SqliteActs
-from helper.store.sqlite_chain import SqliteChain
-from helper.store.sqlite_work import SqliteWork
+from helper.store.rows import DamagedShare
+from helper.store.tx import SqliteTx
 from helper.store.writer import Writer, WriterStats
 
-log = structlog.get_logger("helper.store")
 
-RECOVERED_AT_ONCE: Final = 200
-CHECKED_AT_ONCE: Final = 100
-"""Shares that one operation of the background check reads, a few milliseconds' worth: wallets wait no longer."""
-
-
-def report_damaged(share: DamagedShare) -> None:
-    """Name a row that was set aside in the log."""
-    log.error(
-        "a share's row is damaged on disk and was set aside",
-        key=share.ref,
-        advice="Its round's other helpers may still reveal it; restore a backup to have it revealed here.",
-    )
+def reindex(tx: SqliteTx) -> None:
+    """Make all indexes anew from their rows."""
+    tx.conn.execute("REINDEX")
 
 
-class SqliteStore(SqliteWork, SqliteChain, SqliteActs):
+class SqliteStore(WorkPart, ChainPart, ActsPart, QueuePart):
     """All of `helper.store.base.Store` on one SQLite file.
 
     Args:
@@ -55,9 +39,9 @@ class SqliteStore(SqliteWork, SqliteChain, SqliteActs):
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         self._clock = SystemClock() if clock is None else clock
-        self._writer = Writer(path, self._clock, on_damaged)
-        self._reader = Reader(path)
-        self._operators = Reader(path)
+        self._writer: Writer = Writer(path, self._clock, on_damaged)
+        self._reader: Reader = Reader(path)
+        self._operators: Reader = Reader(path)
 
     async def open(self) -> None:
         """Make or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
@@ -76,13 +60,6 @@ class SqliteStore(SqliteWork, SqliteChain, SqliteActs):
         await self._operators.close()
         await self._writer.stop()
 
-    async def recover(self) -> int:
-        """On start: every WITNESSED share back to RECEIVED at its own time."""
-        total = 0
-        while some := await self._writer.run(partial(work.recover_some, at_ms=self._now_ms(), limit=RECOVERED_AT_ONCE)):
-            total += some
-        return total
-
     async def erased(self) -> None:
         """Wait until everything deleted before this call is gone from the files."""
         await self._writer.run(lambda _tx: None, after_erasure=True)
@@ -99,14 +76,8 @@ class SqliteStore(SqliteWork, SqliteChain, SqliteActs):
         # at which nobody looks for it.
         await self._check_rows()
         if await self._integrity():
-            await self._writer.run(work.reindex)
+            await self._writer.run(reindex)
         return await self._integrity()
-
-    async def _check_rows(self) -> None:
-        after: int | None = 0
-        while after is not None:
-            op = partial(messages.check_some, at_ms=self._now_ms(), after=after, limit=CHECKED_AT_ONCE)
-            after = await self._writer.run(op)
 
     async def _integrity(self) -> list[str]:
         try:
@@ -120,38 +91,7 @@ class SqliteStore(SqliteWork, SqliteChain, SqliteActs):
         """Why the disk did not take the last commit, None while it does; tried again every half second."""
         return self._writer.trouble.reason
 
-    async def pulse(self) -> None:
-        """Return once the writing thread has had a turn, however the disk is: it lives."""
-        with suppress(StoreError):
-            await self._writer.run(lambda _tx: None)
-
     @property
     def stats(self) -> WriterStats:
         """What the writer has done since the start."""
         return self._writer.stats
-
-    # ------------------------------------------------------------------ operators
-
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
-        """Shares by round and state; SUBMITTED counts tombstones."""
-        return await reading.counts(self._operators.fetch)
-
-    async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
-        """The first `limit` live shares that match, by time due."""
-        return await list_shares(self._operators.fetch, query, limit)
-
-    async def show(self, share_ref: str) -> QueueStory | None:
-        """The whole story of one live share, None when none or more than one has this name."""
-        return await reading.show(self._operators.fetch, share_ref)
-
-    async def damaged(self) -> list[DamagedShare]:
-        """The rows that were set aside."""
-        return await reading.damaged(self._operators.fetch)
-
-    async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
-        """When the waiting shares of each round are due."""
-        return await reading.due_ahead(self._operators.fetch, int(now * 1000))
-
-    async def failures(self, *, limit: int) -> list[FailureGroup]:
-        """What failed for good, by stage and reason."""
-        return await reading.failures(self._operators.fetch, limit)

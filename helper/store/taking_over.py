@@ -33,6 +33,7 @@ def take_over_some(tx: Tx, carried: Sequence[Checked], note: str, at_ms: int, *,
         How many were `taken`, and how many left: `known` (live or confirmed here), `spent` (counted by the chain),
         of a `closed` round, or of one that the chain has not told us of (`unknown`): it could never be purged.
     """
+    tx.beside()
     counts: Counter[str] = Counter()
     for one, nullifier in carried:
         counts[_take_over(tx, one, nullifier, note, at_ms, dry=dry)] += 1
@@ -53,7 +54,6 @@ def _take_over(tx: Tx, one: Carried, nullifier: bytes, note: str, at_ms: int, *,
     if not dry:
         row = _row(tx, key, one, nullifier)
         tx.run("add_share", row.columns())
-        tx.next_id += 1
         tx.count(key.no, ShareState.RECEIVED, 1)
         for line in one.history:
             _tell(tx, row.id, line)
@@ -67,7 +67,7 @@ def _row(tx: Tx, key: RoundKey, one: Carried, nullifier: bytes) -> ShareRow:
     share, mac = one.share, key.mac(one.share.key)
     return ShareRow(
         round_id=share.round_id,
-        id=tx.next_id,
+        id=tx.new_id(),
         round_no=key.no,
         mac=mac,
         share_index=share.share_index,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from helper.store.rows import DamagedShare
 UNREADABLE = DamagedShare("", b"", -1)
 """What is told of a share whose row can not be read at all."""
 
-Params = tuple[Column, ...] | Mapping[str, Column]
+Params = tuple[Any, ...] | Mapping[str, Any]
+"""What a statement is given, by place or by name."""
 
 
 class RoundKey(NamedTuple):
@@ -69,44 +71,84 @@ def fact_row(key: str, value: str) -> tuple[str, str, bytes]:
 
 
 @dataclass(slots=True)
-class Tx:
-    """One connection and what a batch of operations gathers before it is committed.
+class Tx(ABC):
+    """What operations work with, whatever the database: named statements, and what a batch gathers before its commit.
 
     Attributes:
-        conn: the writing connection, inside a transaction.
         keys: the database's own keys.
-        next_id: the number of the next share; never goes back while the process lives, so none is used twice.
         counts: changes of the counters, by round number and state.
         found: rows that were set aside in this batch.
         erased: something was deleted whose bytes must go from the files soon.
-        healable: the indexes have not yet been made anew since the start.
     """
 
-    conn: sqlite3.Connection
     keys: Keys
-    next_id: int
-    counts: Counter[tuple[int, int]] = field(default_factory=Counter)
-    found: list[DamagedShare] = field(default_factory=list)
-    erased: bool = False
-    healable: bool = True
-    _rounds: dict[bytes, RoundKey] = field(default_factory=dict)
+    counts: Counter[tuple[int, int]] = field(default_factory=Counter, kw_only=True)
+    found: list[DamagedShare] = field(default_factory=list, kw_only=True)
+    erased: bool = field(default=False, kw_only=True)
+    _rounds: dict[bytes, RoundKey] = field(default_factory=dict, kw_only=True)
 
+    # ------------------------------------------------------------------ what a database brings
+
+    @abstractmethod
     def run(self, name: str, params: Params = ()) -> int:
         """Run a named statement; the number of rows that it changed."""
-        return self.conn.execute(queries()[name], params).rowcount
+
+    @abstractmethod
+    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+        """All rows of a named query."""
+
+    @abstractmethod
+    def many(self, name: str, rows: Iterable[Params]) -> None:
+        """Run a named statement once a row."""
+
+    @abstractmethod
+    def new_id(self) -> int:
+        """The number of the next share: none is used twice, and they go up."""
+
+    @abstractmethod
+    def share(self, share_id: int) -> ShareRow | None:
+        """A share's row as it stands, sound or not, for as long as the transaction; None when there is none."""
+
+    @abstractmethod
+    def index_is_wrong(self) -> None:
+        """An index named a row that is not what it says: have that mended, or go on if it was."""
+
+    # ------------------------------------------------------------------ what only several hosts on one database need
+
+    @abstractmethod
+    def beside(self) -> None:
+        """From here on nothing changes what the chain has told, until the commit: other hosts read blocks too."""
+
+    @abstractmethod
+    def alone(self) -> None:
+        """From here on no other host takes shares in or changes what the chain has told, until the commit."""
+
+    @abstractmethod
+    def take_up(self, share_id: int) -> None:
+        """This host works on a share from now on."""
+
+    @abstractmethod
+    def lay_down(self, share_id: int) -> None:
+        """Nobody works on a share any more."""
+
+    @abstractmethod
+    def holds(self, row: ShareRow) -> bool:
+        """Whether it is this host that works on a share; another may have taken it up meanwhile."""
+
+    @abstractmethod
+    def lapsed(self, limit: int) -> list[int]:
+        """Shares whose host has not been heard of for too long, at most `limit`."""
+
+    @abstractmethod
+    def left_behind(self, limit: int) -> list[int]:
+        """Shares that were in hand when this host ended the last time, at most `limit`."""
+
+    # ------------------------------------------------------------------ the same for all
 
     def one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
         """The first row of a named query, read to its end, or None."""
-        rows = self.conn.execute(queries()[name], params).fetchall()
+        rows = self.all(name, params)
         return rows[0] if rows else None
-
-    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
-        """All rows of a named query."""
-        return self.conn.execute(queries()[name], params).fetchall()
-
-    def many(self, name: str, rows: Iterable[Params]) -> None:
-        """Run a named statement once a row."""
-        self.conn.executemany(queries()[name], rows)
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
         """Number and key of a round, None when nothing of it is kept."""
@@ -125,7 +167,8 @@ class Tx:
             mac_key = secrets.token_bytes(32)
             (last,) = self.one("last_round_no") or (0,)
             row: tuple[Column, ...] = (last + 1, round_id, mac_key)
-            self.run("add_round_key", (*row, row_check(self.keys.rows, row)))
+            if not self.run("add_round_key", (*row, row_check(self.keys.rows, row))):
+                return self.need_round(round_id)  # another host was first
             known = self._rounds[round_id] = RoundKey(last + 1, mac_key)
         return known
 
@@ -139,6 +182,79 @@ class Tx:
         self.counts.clear()
         if changes:
             self.many("add_count", changes)
+
+    def set_aside(self, share_id: int, what: DamagedShare, at_ms: int) -> None:
+        """Keep a damaged row out of all work, and have it reported (once)."""
+        if self.run("set_aside", (share_id, at_ms, what.ref, what.round_id, what.state)):
+            self.found.append(what)
+
+    def forget_rounds(self) -> None:
+        """Drop what is remembered of rounds: the transaction was rolled back, or a round purged."""
+        self._rounds.clear()
+
+    def rolled_back(self) -> None:
+        """Drop all that was gathered."""
+        self.counts.clear()
+        self.found.clear()
+        self.erased = False
+        self.forget_rounds()
+
+
+@dataclass(slots=True)
+class SqliteTx(Tx):
+    """One SQLite connection inside the writer's transaction.
+
+    Attributes:
+        conn: the writing connection.
+        next_id: the number of the next share; never goes back while the process lives.
+        healable: the indexes have not yet been made anew since the start.
+    """
+
+    conn: sqlite3.Connection
+    next_id: int
+    healable: bool = True
+
+    def run(self, name: str, params: Params = ()) -> int:
+        """Run a named statement; the number of rows that it changed."""
+        return self.conn.execute(queries()[name], params).rowcount
+
+    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+        """All rows of a named query."""
+        return self.conn.execute(queries()[name], params).fetchall()
+
+    def many(self, name: str, rows: Iterable[Params]) -> None:
+        """Run a named statement once a row."""
+        self.conn.executemany(queries()[name], rows)
+
+    def new_id(self) -> int:
+        """The number of the next share."""
+        self.next_id += 1
+        return self.next_id - 1
+
+    def beside(self) -> None:
+        """Nothing to do: one thread writes, and no other host."""
+
+    def alone(self) -> None:
+        """Nothing to do."""
+
+    def take_up(self, share_id: int) -> None:
+        """Nothing to do."""
+
+    def lay_down(self, share_id: int) -> None:
+        """Nothing to do."""
+
+    def holds(self, row: ShareRow) -> bool:  # noqa: ARG002
+        """There is no other host."""
+        return True
+
+    def lapsed(self, limit: int) -> list[int]:  # noqa: ARG002
+        """None: there is no other host."""
+        return []
+
+    def left_behind(self, limit: int) -> list[int]:
+        """All that are in hand: nobody else works on them."""
+        params = {"state": ShareState.WITNESSED.value, "after": 0, "limit": limit}
+        return [row[0] for row in self.all("shares_in_state", params)]
 
     def share(self, share_id: int) -> ShareRow | None:
         """A share's row as it stands, sound or not; None when there is none, or SQLite can not read it.
@@ -160,19 +276,3 @@ class Tx:
         """An index named a row that is not what it says: have the indexes made anew, or go on if they were."""
         if self.healable:
             raise IndexDamageError
-
-    def set_aside(self, share_id: int, what: DamagedShare, at_ms: int) -> None:
-        """Keep a damaged row out of all work, and have it reported (once)."""
-        if self.run("set_aside", (share_id, at_ms, what.ref, what.round_id, what.state)):
-            self.found.append(what)
-
-    def forget_rounds(self) -> None:
-        """Drop what is remembered of rounds: the transaction was rolled back, or a round purged."""
-        self._rounds.clear()
-
-    def rolled_back(self) -> None:
-        """Drop all that was gathered."""
-        self.counts.clear()
-        self.found.clear()
-        self.erased = False
-        self.forget_rounds()

@@ -37,6 +37,7 @@ class Move:
         attempts: attempts to add, or None to begin anew with none.
         crashes: crashes to add.
         proved_height: chain height of a new proof, None to keep.
+        by_anyone: also where it is another host that works on the share.
     """
 
     sources: frozenset[ShareState]
@@ -48,17 +49,19 @@ class Move:
     attempts: int | None = 0
     crashes: int = 0
     proved_height: int | None = None
+    by_anyone: bool = False
 
 
 def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
     """Keep a share, unless its key is known or its nullifier is spent."""
+    tx.beside()
     key = tx.need_round(share.round_id)
     mac = key.mac(share.key)
     if tx.one("is_taken", {"round_no": key.no, "mac": mac, "nullifier": nullifier}) is not None:
         return Enqueued.DUPLICATE
     row = ShareRow(
         round_id=share.round_id,
-        id=tx.next_id,
+        id=tx.new_id(),
         round_no=key.no,
         mac=mac,
         share_index=share.share_index,
@@ -83,7 +86,6 @@ def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
         note="",
     ).sealed(tx.keys.rows)
     tx.run("add_share", row.columns())
-    tx.next_id += 1
     tx.count(key.no, ShareState.RECEIVED, 1)
     return Enqueued.QUEUED
 
@@ -91,6 +93,7 @@ def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
 def claim_due(tx: Tx, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
     """Take up what is due, in order of time and rank over all these rounds."""
     now_ms = int(now * 1000)
+    _take_back(tx, now_ms, limit)
     claimed: list[QueuedShare] = []
     seen: set[int] = set()
     going = True
@@ -115,6 +118,14 @@ def claim_due(tx: Tx, *, now: float, limit: int, rounds: Collection[bytes]) -> l
     return claimed
 
 
+def _take_back(tx: Tx, at_ms: int, limit: int) -> None:
+    """Put back, at their own times, shares of hosts that have not been heard of for too long."""
+    note = "the host that worked on it was not heard of"
+    change = Move(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, by_anyone=True)
+    for share_id in tx.lapsed(limit):
+        move(tx, share_id, change)
+
+
 def _due_row(tx: Tx, share_id: int, now_ms: int) -> ShareRow | None:
     """The row that the index calls due, None when it was set aside."""
     row = load(tx, share_id, now_ms)
@@ -131,6 +142,7 @@ def _due_row(tx: Tx, share_id: int, now_ms: int) -> ShareRow | None:
 def _claim(tx: Tx, row: ShareRow) -> QueuedShare:
     claimed = row._replace(state=ShareState.WITNESSED.value, stage="proof", note="taken up")
     rewrite(tx, row, claimed)
+    tx.take_up(row.id)
     return claimed.queued()
 
 
@@ -138,7 +150,8 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
     """Move a share, with a line in its history; the row after it.
 
     Returns:
-        None when the share is not there any more (it was confirmed), is set aside, or failed with its round.
+        None when the share is not there any more (it was confirmed), is set aside, failed with its round, or was taken
+        up by another host.
 
     Raises:
         StoreError: the share stands in a state from which this move is not meant.
@@ -179,11 +192,15 @@ def check_source(row: ShareRow, change: Move) -> ShareState:
 
 
 def load_for(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
-    """A sound row for a change, None when there is nothing left to change: it is gone, set aside, or failed when its
-    round was closed, which may happen while its proof is made or its message sent.
+    """A sound row for a change, None when there is nothing left to change.
+
+    Then it is gone, or set aside; or it failed when its round was closed, which may happen while its proof is made or
+    its message sent; or another host has taken it up.
     """
     row = load(tx, share_id, change.at_ms)
-    if row is not None and row.state == ShareState.FAILED and row.stage == CLOSED:
+    if row is None or not (change.by_anyone or tx.holds(row)):
+        return None
+    if row.state == ShareState.FAILED and row.stage == CLOSED:
         return row if ShareState.FAILED in change.sources else None
     return row
 
@@ -226,6 +243,8 @@ def rewrite(tx: Tx, was: ShareRow, row: ShareRow) -> ShareRow:
     if was.state != row.state:
         tx.count(row.round_no, was.state, -1)
         tx.count(row.round_no, row.state, 1)
+    if was.state == ShareState.WITNESSED:
+        tx.lay_down(row.id)
     return row
 
 
@@ -300,15 +319,10 @@ def release(tx: Tx, share_id: int, at_ms: int) -> bool:
 
 def recover_some(tx: Tx, at_ms: int, limit: int) -> int:
     """Put back some WITNESSED shares; 0 when there are no more."""
-    params = {"state": ShareState.WITNESSED.value, "after": 0, "limit": limit}
-    change = Move(_IN_HAND, ShareState.RECEIVED, "restart", "the helper was started again", at_ms)
-    ids = [row[0] for row in tx.all("shares_in_state", params)]
+    note = "the helper was started again"
+    change = Move(_IN_HAND, ShareState.RECEIVED, "restart", note, at_ms, by_anyone=True)
+    ids = tx.left_behind(limit)
     if not ids and tx.one("is_any_hidden", {"state": ShareState.WITNESSED.value}) == (1,):
         # only a start puts these back: one that is not found now would wait for the next start
         tx.index_is_wrong()
     return sum(move(tx, share_id, change) is not None for share_id in ids)
-
-
-def reindex(tx: Tx) -> None:
-    """Make all indexes anew from their rows."""
-    tx.conn.execute("REINDEX")

@@ -28,7 +28,7 @@ from helper.store.opening import Opened, open_database
 from helper.store.queries import migrations
 from helper.store.rows import DamagedShare
 from helper.store.trouble import Trouble
-from helper.store.tx import UNREADABLE, Keys, Tx
+from helper.store.tx import UNREADABLE, Keys, SqliteTx
 
 log = structlog.get_logger("helper.store")
 
@@ -96,7 +96,7 @@ class Writer:
         self._jobs.put(None)
         await self._stopped
 
-    async def run(self, op: Callable[[Tx], T], *, after_erasure: bool = False) -> T:
+    async def run(self, op: Callable[[SqliteTx], T], *, after_erasure: bool = False) -> T:
         """Run an operation; returns when it is on disk, or (`after_erasure`) when all deleted is erased too.
 
         The operation goes on to its end when the caller is cancelled.
@@ -201,7 +201,7 @@ class Writer:
                 return
         self._deliver(opened, batch)
 
-    def _set_aside(self, tx: Tx, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
+    def _set_aside(self, tx: SqliteTx, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
         """Set a share aside whose row can not be read, so that no operation reads it again."""
         tx.conn.execute("BEGIN IMMEDIATE")
         tx.set_aside(share_id, UNREADABLE, int(self._clock.now() * 1000))
@@ -209,7 +209,7 @@ class Writer:
         tx.found.clear()
         tell(loop, self._report, [UNREADABLE])
 
-    def _heal(self, tx: Tx) -> bool:
+    def _heal(self, tx: SqliteTx) -> bool:
         """Make all indexes anew, once: a row and an index that are at odds can not be changed. Whether it helped."""
         if not tx.healable:
             return False
@@ -252,7 +252,7 @@ class Writer:
         self.stats.commits += 1
         self.stats.operations += len(batch)
 
-    def _roll_back(self, tx: Tx) -> None:
+    def _roll_back(self, tx: SqliteTx) -> None:
         if tx.conn.in_transaction:
             with suppress(sqlite3.Error):
                 tx.conn.execute("ROLLBACK")

@@ -26,7 +26,7 @@ from helper.store.queries import queries
 from helper.store.reading import Reader
 from helper.store.sqlite import SqliteStore
 from helper.store.trouble import PROBE_EVERY
-from helper.store.tx import Params, Tx
+from helper.store.tx import Params, SqliteTx
 from helper.store.writer import MAX_BATCH, Writer
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class InlineWriter(Writer):
         except sqlite3.Error as error:
             raise translate(error) from error
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
-        tx = Tx(conn, keys, next_id)
+        tx = SqliteTx(keys, conn, next_id)
         self._opened = Opened(tx, cast(Eraser, _NoEraser()), cast(FileLock, None))
 
     async def stop(self) -> None:
@@ -161,7 +161,7 @@ class InlineWriter(Writer):
             await asyncio.sleep(0.05)
         self._opened = None
 
-    async def run(self, op: Callable[[Tx], T], *, after_erasure: bool = False) -> T:
+    async def run(self, op: Callable[[SqliteTx], T], *, after_erasure: bool = False) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         if self.dead:
@@ -202,7 +202,7 @@ class InlineWriter(Writer):
         if not self.dead:
             super()._deliver(opened, batch)
 
-    def _roll_back(self, tx: Tx) -> None:
+    def _roll_back(self, tx: SqliteTx) -> None:
         super()._roll_back(tx)
         self._disk.rolled_back()
 

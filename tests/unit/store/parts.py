@@ -8,11 +8,31 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from helper.share import Share
 from helper.store import SqliteStore
-from helper.store.base import PreparedReveal, QueuedShare
+from helper.store.act_base import ActStore
+from helper.store.base import Outlook, PreparedReveal, QueuedShare, Store
+from helper.store.writer import WriterStats
+
+
+class WholeStore(Store, ActStore, Outlook, Protocol):
+    """All that a store does for the service and for operators."""
+
+    @property
+    def stats(self) -> WriterStats:
+        """What the writer has done."""
+        ...
+
+    async def tree_sizes(self) -> dict[bytes, int]:
+        """How many leaves of each round's tree are kept."""
+        ...
+
+    async def verify(self) -> list[str]:
+        """Look through all of it."""
+        ...
+
 
 NOW = 1_795_268_000.0
 ROUND = bytes(range(32))
@@ -65,26 +85,26 @@ def reveal(number: int) -> PreparedReveal:
     )
 
 
-async def put(store: SqliteStore, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
+async def put(store: WholeStore, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     """Enqueue the shares with these numbers."""
     for number in numbers:
         one = posted(number, submit_at=submit_at)
         await store.enqueue(one.share, one.nullifier, now=now)
 
 
-async def claim(store: SqliteStore, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
+async def claim(store: WholeStore, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
     """Claim what is due of the first round."""
     return await store.claim_due(now=now, limit=limit, rounds=[ROUND])
 
 
-async def claim_one(store: SqliteStore, number: int) -> int:
+async def claim_one(store: WholeStore, number: int) -> int:
     """Enqueue one share and claim it; its id."""
     await put(store, number)
     (queued,) = await claim(store)
     return queued.id
 
 
-async def broadcast_one(store: SqliteStore, number: int) -> int:
+async def broadcast_one(store: WholeStore, number: int) -> int:
     """One share in BROADCAST; its id."""
     share_id = await claim_one(store, number)
     assert await store.prepare(share_id, reveal(number))

@@ -14,9 +14,9 @@ from helper.store.handing_over import Selection, select_for_export
 from helper.store.rows import FailureGroup, HistoryEntry, QueueFilter
 from helper.store.snapshot import take_snapshot
 from tests.support.clock import FakeClock
+from tests.unit.store.conformance.test_acts import failed, retried
+from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, claim, hands_on, posted, put, reveal, rows
-from tests.unit.store.test_acts import failed, retried
-from tests.unit.store.test_chain_facts import ToldRound
 
 
 def selected(path: Path, wanted: QueueFilter | None = None, *refs: str) -> Selection:

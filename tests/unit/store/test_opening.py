@@ -16,12 +16,12 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.share import ShareState
 from helper.store import SqliteStore, opening, sqlite_version
 from helper.store.queries import migrations
-from helper.store.tx import Tx
+from helper.store.tx import SqliteTx
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import ROUND, Opener, files, hands_on, put
 
 
-def pragma(tx: Tx, name: str) -> object:
+def pragma(tx: SqliteTx, name: str) -> object:
     """A setting of the writing connection."""
     value: object = tx.conn.execute(f"PRAGMA {name}").fetchone()[0]
     return value
@@ -260,7 +260,7 @@ async def test_a_pulse_is_felt_only_while_the_writing_thread_has_turns(store: Sq
     await store.pulse()
     holding, goes_on = threading.Event(), threading.Event()
 
-    def hold(_tx: Tx) -> None:
+    def hold(_tx: SqliteTx) -> None:
         holding.set()
         goes_on.wait(30)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from helper.share import TRANSITIONS, ShareState
 from helper.store import SqliteStore
+from helper.store.queries import schema
+from tests.unit.store.conformance.test_moves import LIVE, bring_to
 from tests.unit.store.parts import broadcast_one, hands_on
 
 REFUSED = [
@@ -78,3 +83,69 @@ async def test_one_share_has_one_row(store: SqliteStore, path: Path) -> None:
         names = ", ".join(columns)
         with pytest.raises(sqlite3.IntegrityError, match="mac"):
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
+
+
+@pytest.mark.parametrize(("was", "becomes"), list(product(LIVE, ShareState)))
+async def test_the_schema_knows_the_same_moves(
+    store: SqliteStore, path: Path, was: ShareState, becomes: ShareState
+) -> None:
+    await bring_to(store, was)
+    await store.close()
+
+    with hands_on(path) as conn:
+        if becomes is ShareState.BROADCAST and was is not ShareState.BROADCAST:
+            conn.execute(
+                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)"
+                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, zeroblob(8))"
+            )
+        change = "UPDATE shares SET state = ? WHERE id = 1"
+        if becomes is was or (becomes in TRANSITIONS[was] and becomes is not ShareState.SUBMITTED):
+            conn.execute(change, (becomes.value,))
+        else:
+            with pytest.raises(sqlite3.IntegrityError):
+                conn.execute(change, (becomes.value,))
+
+
+async def test_the_schema_lets_no_share_be_sent_without_a_message_on_disk(store: SqliteStore, path: Path) -> None:
+    await bring_to(store, ShareState.WITNESSED)
+    await store.close()
+
+    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError, match="no message"):
+        conn.execute("UPDATE shares SET state = 4 WHERE id = 1")
+
+
+async def test_the_schema_lets_a_share_begin_as_received_only(store: SqliteStore, path: Path) -> None:
+    await bring_to(store, ShareState.RECEIVED)
+    await store.close()
+
+    with hands_on(path) as conn:
+        columns = [row[1] for row in conn.execute("PRAGMA table_info(shares)")]
+        for state in (1, 3, 4):
+            chosen = ", ".join(
+                {"id": "2", "mac": "zeroblob(32)", "state": str(state)}.get(name, name) for name in columns
+            )
+            with pytest.raises(sqlite3.IntegrityError, match="begins as received"):
+                conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
+
+
+def test_the_schema_and_the_document_name_the_table() -> None:
+    live = re.search(r"NEW\.state\) NOT IN \(\s*VALUES ([^;]*?)\n\)", schema())
+    assert live is not None
+    pairs = {(int(a), int(b)) for a, b in re.findall(r"\((\d), (\d)\)", live[1])}
+    assert pairs == {(a.value, b.value) for a, to in TRANSITIONS.items() for b in to if b is not ShareState.SUBMITTED}
+
+    text = (Path(__file__).parents[3] / "docs" / "state_machine.md").read_text()
+    told = {
+        (was, becomes)
+        for was, targets in re.findall(r"^\| `(\w+)` \(\d\) \| ([^|]*) \|", text, re.MULTILINE)
+        for becomes in re.findall(r"`(\w+)`", targets)
+    }
+    codes = dict(re.findall(r"^\| `(\w+)` \((\d)\) \|", text, re.MULTILINE))
+    assert told == {(a.name.lower(), b.name.lower()) for a, to in TRANSITIONS.items() for b in to}
+    assert codes == {state.name.lower(): str(state.value) for state in ShareState}
+
+
+async def test_the_schema_knows_the_two_ways(store: SqliteStore, path: Path) -> None:
+    await store.close()
+    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError):
+        conn.execute("INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')")

@@ -6,13 +6,14 @@ import asyncio
 import random
 import secrets
 import sqlite3
-import tempfile
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -27,13 +28,14 @@ from hypothesis.stateful import (
 
 from helper.errors import StoreError
 from helper.share import TRANSITIONS, ShareState
-from helper.store import SqliteStore
 from helper.store.act_base import Carried, CarriedReveal
-from helper.store.base import Enqueued
+from helper.store.base import DamagedShare, Enqueued
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
+from tests.unit.store.conformance.conftest import KINDS
+from tests.unit.store.conformance.places import Place, PostgresPlace, SqlitePlace
+from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, posted, reveal
-from tests.unit.store.test_chain_facts import ToldRound
 
 T = TypeVar("T")
 
@@ -74,14 +76,18 @@ class Model(RuleBasedStateMachine):
         ]
         for one in self._patches:
             one.start()
-        self._folder = tempfile.TemporaryDirectory(prefix="store-model-")
-        self._path = Path(self._folder.name) / "queue.db"
+        self._place = self.new_place()
         self.clock = FakeClock(NOW)
+        self.damaged: list[DamagedShare] = []
         self.live: dict[Name, Kept] = {}
         self.buried: set[Name] = set()
         self.spent: set[Name] = set()
         self.cursor: int | None = None
         self.height = 1
+
+    def new_place(self) -> Place:
+        """Where nothing is kept yet."""
+        raise NotImplementedError
 
     def run(self, work: Awaitable[T]) -> T:
         async def waited() -> T:
@@ -91,7 +97,7 @@ class Model(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = SqliteStore(self._path, clock=self.clock)
+        self.store = self._place.store(self.clock, self.damaged.append)
         self.run(self.store.open())
         for round_id in (ROUND, OTHER_ROUND):
             self.run(self.store.save_rounds([ToldRound(round_id)], NOW))
@@ -101,7 +107,6 @@ class Model(RuleBasedStateMachine):
         self._loop.close()
         for one in self._patches:
             one.stop()
-        self._folder.cleanup()
 
     @property
     def now_ms(self) -> int:
@@ -138,7 +143,7 @@ class Model(RuleBasedStateMachine):
             assert outcome is Enqueued.DUPLICATE
             return
         assert outcome is Enqueued.QUEUED
-        ((row, due_ms),) = self.read("SELECT id, due_ms FROM shares WHERE nullifier = ?", one.nullifier)
+        ((row, due_ms),) = self._place.rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
         assert due_ms == max(submit_at * 1000, self.now_ms)
         self.live[name] = Kept(row, ShareState.RECEIVED, due_ms)
 
@@ -238,7 +243,7 @@ class Model(RuleBasedStateMachine):
     @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=SELDOM)
     def hand_over(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
         meant = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
-        checks = dict(self.read("SELECT id, row_check FROM shares"))
+        checks = dict(self._place.rows("SELECT id, row_check FROM shares"))
         marks = [(kept.row, b"12345678" if stale else checks[kept.row]) for kept in meant]
         counts = self.run(self.store.hand_over_some(marks, note="gone", at_rest=at_rest))
         at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
@@ -262,7 +267,7 @@ class Model(RuleBasedStateMachine):
             assert told == "known"
         else:
             assert told == "taken"
-            ((row, due_ms),) = self.read("SELECT id, due_ms FROM shares WHERE nullifier = ?", one.nullifier)
+            ((row, due_ms),) = self._place.rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
             assert due_ms == max(self.now_ms, one.share.submit_at * 1000)
             early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
             self.live[name] = Kept(row, ShareState.RECEIVED if early else state, due_ms, 3, 1, 2)
@@ -323,7 +328,7 @@ class Model(RuleBasedStateMachine):
         if not really:
             return
         self.run(self.store.close())
-        self.store = SqliteStore(self._path, clock=self.clock)
+        self.store = self._place.store(self.clock, self.damaged.append)
         self.run(self.store.open())
         taken_up = [kept for kept in self.live.values() if kept.state is ShareState.WITNESSED]
         assert self.run(self.store.recover()) == len(taken_up)
@@ -340,29 +345,18 @@ class Model(RuleBasedStateMachine):
         was = self.live[name].state
         if wished is not ShareState.SUBMITTED and wished in TRANSITIONS[was] | {was}:
             return
-        conn = sqlite3.connect(self._path, isolation_level=None)
-        try:
-            with pytest.raises(sqlite3.IntegrityError):
-                conn.execute("UPDATE shares SET state = ? WHERE id = ?", (int(wished), self.live[name].row))
-        finally:
-            conn.close()
+        with pytest.raises((sqlite3.IntegrityError, psycopg.errors.IntegrityError)):
+            self._place.change(f"UPDATE shares SET state = {int(wished)} WHERE id = {self.live[name].row}")
 
     def any_of(self, data: st.DataObject) -> Name | None:
         """One of the live shares."""
         return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
 
-    def read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        conn = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
-        try:
-            return conn.execute(sql, values).fetchall()
-        finally:
-            conn.close()
-
     @invariant()
     def both_tell_the_same(self) -> None:
         told = {
             row: (state, due_ms, attempts, crashes, sends)
-            for row, state, due_ms, attempts, crashes, sends in self.read(
+            for row, state, due_ms, attempts, crashes, sends in self._place.rows(
                 "SELECT s.id, s.state, s.due_ms, s.attempts, s.crashes, r.sends"
                 " FROM shares s LEFT JOIN reveals r ON r.share_id = s.id AND s.state = 4"
             )
@@ -386,11 +380,26 @@ class Model(RuleBasedStateMachine):
         assert self.run(self.store.cursor()) == self.cursor
 
 
-def test_the_store_does_what_the_model_does() -> None:
+EXAMPLES = {"sqlite": 60, "postgres": 12}
+"""The file's writes are not waited for by a network's round trips."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_store_does_what_the_model_does(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    numbers = count()
+
+    class Here(Model):
+        def new_place(self) -> Place:
+            if kind == "sqlite":
+                folder = tmp_path / f"{next(numbers)}"
+                folder.mkdir()
+                return SqlitePlace(folder)
+            return PostgresPlace(request.getfixturevalue("cluster").address, f"model_{next(numbers)}")
+
     run_state_machine_as_test(
-        Model,
+        Here,
         settings=settings(
-            max_examples=60,
+            max_examples=EXAMPLES[kind],
             stateful_step_count=60,
             derandomize=True,
             database=None,

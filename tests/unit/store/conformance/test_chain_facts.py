@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from helper.errors import StoreError
 from helper.share import ShareState
-from helper.store import SqliteStore
 from helper.store.base import StoredRound
 from helper.store.rows import QueueFilter
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, claim, posted, put, reveal, rows
+from tests.unit.store.conformance.places import Place, Reopen
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put, reveal
 
 LEAVES = b"".join(number.to_bytes(32, "big") for number in range(10))
 TREE_BYTES = 1023 * 32
@@ -35,7 +34,7 @@ class ToldRound:
 
 @pytest.mark.rule("R9")
 async def test_rounds_come_back_with_what_was_done_about_their_end(
-    opened: Opener, store: SqliteStore, path: Path
+    reopen: Reopen, store: WholeStore, place: Place
 ) -> None:
     await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.mark_closed(ROUND, NOW + 1)
@@ -45,7 +44,7 @@ async def test_rounds_come_back_with_what_was_done_about_their_end(
     await store.save_rounds([ToldRound(status=2)], NOW + 4)
     await store.close()
 
-    again = await opened(path)
+    again = await reopen()
     other, first = await again.rounds()
     assert other.round_id == OTHER_ROUND
     assert first == StoredRound(
@@ -59,20 +58,20 @@ async def test_rounds_come_back_with_what_was_done_about_their_end(
     )
 
 
-async def test_a_block_is_taken_in_once_however_often_it_is_told(store: SqliteStore, path: Path) -> None:
+async def test_a_block_is_taken_in_once_however_often_it_is_told(store: WholeStore, place: Place) -> None:
     await put(store, 1, 2)
     block = [(ROUND, posted(1).nullifier), (ROUND, b"n" * 32)]
 
     assert await store.apply_block(10, block, now=NOW) == [1]
-    before = rows(path, "SELECT * FROM spent"), rows(path, "SELECT * FROM tombstones")
+    before = place.rows("SELECT * FROM spent"), place.rows("SELECT * FROM tombstones")
     assert await store.apply_block(10, block, now=NOW) == []
     assert await store.add_spent(block) == []
 
-    assert (rows(path, "SELECT * FROM spent"), rows(path, "SELECT * FROM tombstones")) == before
+    assert (place.rows("SELECT * FROM spent"), place.rows("SELECT * FROM tombstones")) == before
     assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
 
 
-async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store: SqliteStore) -> None:
+async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store: WholeStore) -> None:
     assert await store.cursor() is None
     await store.add_spent([(ROUND, b"n" * 32)])
     assert await store.cursor() is None
@@ -81,7 +80,7 @@ async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store
         assert await store.cursor() == expected
 
 
-async def test_a_nullifier_counts_in_its_own_round_only(store: SqliteStore) -> None:
+async def test_a_nullifier_counts_in_its_own_round_only(store: WholeStore) -> None:
     await put(store, 1)
 
     assert await store.apply_block(5, [(OTHER_ROUND, posted(1).nullifier)], now=NOW) == []
@@ -89,7 +88,7 @@ async def test_a_nullifier_counts_in_its_own_round_only(store: SqliteStore) -> N
     assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
-async def test_leaves_are_kept_once_and_in_order(store: SqliteStore) -> None:
+async def test_leaves_are_kept_once_and_in_order(store: WholeStore) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:96])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
@@ -113,7 +112,7 @@ async def test_leaves_are_kept_once_and_in_order(store: SqliteStore) -> None:
     ],
 )
 async def test_contradicting_or_missing_leaves_are_refused(
-    store: SqliteStore, start: int, leaves: bytes, message: str
+    store: WholeStore, start: int, leaves: bytes, message: str
 ) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
 
@@ -123,7 +122,7 @@ async def test_contradicting_or_missing_leaves_are_refused(
     assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
 
 
-async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: SqliteStore) -> None:
+async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: WholeStore) -> None:
     first, second, fourth = (bytes([n]) * TREE_BYTES for n in (1, 2, 4))
     await store.save_subtrees(ROUND, 0, first + second)
     await store.save_subtrees(ROUND, 3, fourth)
@@ -140,7 +139,7 @@ async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: SqliteS
 
 
 @pytest.mark.rule("R15")
-async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: SqliteStore) -> None:
+async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: WholeStore) -> None:
     await put(store, *range(250))
     other = posted(1, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
@@ -163,7 +162,7 @@ async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: Sqli
     assert notes == {"closed", "its own reason"}
 
 
-async def test_texts_are_remembered(store: SqliteStore) -> None:
+async def test_texts_are_remembered(store: WholeStore) -> None:
     assert await store.get_meta("chain") is None
     await store.set_meta("chain", "svote-1")
     await store.set_meta("chain", "svote-2")

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
 import pytest
 
 from helper.share import ShareState
-from helper.store import ReadOnlyQueue, SqliteStore
 from helper.store.act_base import Actor, FailedBefore
 from helper.store.acts import ACTIONS_KEPT
 from helper.store.failed_before import DAYS_KEPT, KINDS_A_DAY, OTHER
-from helper.store.queries import migrations
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, claim, hands_on, posted, put, reveal, rows
-from tests.unit.store.test_chain_facts import ToldRound
+from tests.unit.store.conformance.places import Place, Reopen
+from tests.unit.store.conformance.test_chain_facts import ToldRound
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put, reveal
 
 ANN = Actor(1000, "ann", "socket")
 DAY = 86_400
 TODAY = int(NOW) // DAY
 
 
-async def failed(store: SqliteStore, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
+async def failed(store: WholeStore, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
     """Shares that failed for good; their ids."""
     await put(store, *numbers)
     claimed = await claim(store)
@@ -33,7 +29,7 @@ async def failed(store: SqliteStore, *numbers: int, stage: str = "proof", note: 
 
 
 async def retried(
-    store: SqliteStore,
+    store: WholeStore,
     ids: list[int],
     wanted: QueueFilter | None = None,
     *,
@@ -46,32 +42,11 @@ async def retried(
 # ---------------------------------------------------------------------- the migration
 
 
-async def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds(
-    opened: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr("helper.store.opening.migrations", lambda: migrations()[:1])
-        older.setattr("helper.store.writer.migrations", lambda: migrations()[:1])
-        store = await opened(path)
-        await failed(store, 1, 2)
-        await put(store, 3)
-        await store.close()
-        assert rows(path, "PRAGMA user_version") == [(1,)]
-
-    store = await opened(path)
-
-    assert rows(path, "PRAGMA user_version") == [(len(migrations()),)]
-    assert await store.counts() == {ROUND: {ShareState.FAILED: 2, ShareState.RECEIVED: 1}}
-    assert await store.actions(limit=9) == []
-    assert await retried(store, await store.failed_ids(None, after_id=0, limit=9)) == {"retried": 2}
-    assert {one.share for one in await claim(store)} == {posted(number).share for number in (1, 2, 3)}
-
-
 # ---------------------------------------------------------------------- the record
 
 
 async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
-    opened: Opener, store: SqliteStore, path: Path, clock: FakeClock
+    reopen: Reopen, store: WholeStore, place: Place, clock: FakeClock
 ) -> None:
     first = await store.begin_action(ANN, "retry", {"round": ROUND.hex(), "named": 3})
     clock.advance(2)
@@ -79,9 +54,9 @@ async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
     await store.begin_action(Actor(0, "root", "file"), "purge", {})
     await store.close()
 
-    again = await opened(path)
-    for queue in (again, ReadOnlyQueue(path)):
-        cut_off, whole = await queue.actions(limit=5)
+    again = await reopen()
+    for told in [await again.actions(limit=5), *[await alone.actions(limit=5) for alone in place.alone()]]:
+        cut_off, whole = told
         assert (whole.actor, whole.what, whole.wanted) == (ANN, "retry", {"round": ROUND.hex(), "named": 3})
         assert (whole.begun_ms, whole.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
         assert whole.outcome == {"retried": 3}
@@ -89,14 +64,11 @@ async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
     assert [act.what for act in await again.actions(limit=1)] == ["purge"]
 
 
-async def test_the_record_does_not_grow_for_ever(store: SqliteStore, path: Path) -> None:
+async def test_the_record_does_not_grow_for_ever(store: WholeStore, place: Place) -> None:
     await store.begin_action(ANN, "first", {})
     await store.close()
-    with hands_on(path) as conn:
-        conn.execute(
-            "INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted) VALUES (?, 0, 0, 'x', 'file', 'x', '{}')",
-            (ACTIONS_KEPT,),
-        )
+    columns = "id, begun_ms, uid, who, way, what, wanted"
+    place.change(f"INSERT INTO actions ({columns}) VALUES ({ACTIONS_KEPT}, 0, 0, 'x', 'file', 'x', '{{}}')")
     await store.open()
     await store.begin_action(ANN, "last", {})
 
@@ -104,11 +76,10 @@ async def test_the_record_does_not_grow_for_ever(store: SqliteStore, path: Path)
     await store.close()
 
 
-async def test_a_record_that_a_disk_damaged_is_told_as_that(store: SqliteStore, path: Path) -> None:
+async def test_a_record_that_a_disk_damaged_is_told_as_that(store: WholeStore, place: Place) -> None:
     await store.begin_action(ANN, "retry", {"named": 1})
     await store.close()
-    with hands_on(path) as conn:
-        conn.execute("UPDATE actions SET wanted = '{\"nam'")
+    place.change("UPDATE actions SET wanted = '{\"nam'")
     await store.open()
     assert [act.wanted for act in await store.actions(limit=9)] == [{"damaged": True}]
     await store.close()
@@ -118,7 +89,7 @@ async def test_a_record_that_a_disk_damaged_is_told_as_that(store: SqliteStore, 
 
 
 @pytest.mark.rule("R15")
-async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: SqliteStore, path: Path) -> None:
+async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: WholeStore, place: Place) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1, submit_at=int(NOW) + 5)
     (queued,) = await claim(store)
@@ -128,13 +99,13 @@ async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: S
     await store.fail(queued.id, stage="broadcast", note="refused", spend_attempt=True)
 
     assert await retried(store, [queued.id], dry=True) == {"retried": 1}
-    assert rows(path, "SELECT state FROM shares") == [(3,)], "a rehearsal changes nothing"
+    assert place.rows("SELECT state FROM shares") == [(3,)], "a rehearsal changes nothing"
     assert await retried(store, [queued.id]) == {"retried": 1}
     assert await retried(store, [queued.id]) == {}
 
-    found = rows(path, "SELECT state, submit_at, due_ms, attempts, crashes FROM shares")
-    assert found == [(0, int(NOW) + 5, (int(NOW) + 5) * 1000, 0, 0)]
-    assert rows(path, "SELECT * FROM reveals") == [], "its old message is gone"
+    found = place.rows("SELECT state, due_ms, attempts, crashes FROM shares")
+    assert found == [(0, (int(NOW) + 5) * 1000, 0, 0)]
+    assert place.rows("SELECT * FROM reveals") == [], "its old message is gone"
     (again,) = await claim(store)
     assert again.share == posted(1).at(int(NOW) + 5).share
     (entry,) = await store.list_shares(QueueFilter(), 9)
@@ -143,7 +114,7 @@ async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: S
     assert ("operator", "by ann") in [(line.stage, line.note) for line in story.history]
 
 
-async def test_a_closed_rounds_shares_stay_failed(store: SqliteStore) -> None:
+async def test_a_closed_rounds_shares_stay_failed(store: WholeStore) -> None:
     await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND)], NOW)
     ids = await failed(store, 1, 2)
     assert await retried(store, ids, closed=(ROUND,)) == {"closed": 2}
@@ -152,7 +123,7 @@ async def test_a_closed_rounds_shares_stay_failed(store: SqliteStore) -> None:
     assert await store.counts() == {ROUND: {ShareState.FAILED: 2}}
 
 
-async def test_only_what_is_wanted_is_retried(store: SqliteStore) -> None:
+async def test_only_what_is_wanted_is_retried(store: WholeStore) -> None:
     proof = await failed(store, 1)
     other = await failed(store, 2, stage="broadcast")
     await put(store, 3)
@@ -173,11 +144,10 @@ async def test_only_what_is_wanted_is_retried(store: SqliteStore) -> None:
     assert await store.failed_ids(None, after_id=0, limit=9) == proof
 
 
-async def test_a_damaged_share_is_not_retried(store: SqliteStore, path: Path) -> None:
+async def test_a_damaged_share_is_not_retried(store: WholeStore, place: Place) -> None:
     ids = await failed(store, 1, 2)
     await store.close()
-    with hands_on(path) as conn:
-        conn.execute("UPDATE shares SET submit_at = submit_at + 1 WHERE id = ?", (ids[0],))
+    place.change(f"UPDATE shares SET crashes = crashes + 1 WHERE id = {ids[0]}")
     await store.open()
     assert await retried(store, ids) == {"retried": 1}
     assert len(await store.damaged()) == 1
@@ -189,7 +159,7 @@ async def test_a_damaged_share_is_not_retried(store: SqliteStore, path: Path) ->
 
 
 async def test_of_a_purged_rounds_failed_shares_stage_and_reason_are_counted_and_nothing_else(
-    store: SqliteStore, path: Path
+    store: WholeStore, place: Place
 ) -> None:
     await failed(store, 1, 2, note="the node said 00112233445566778899aabbccddeeff")
     await failed(store, 3, stage="tree", note="no leaf")
@@ -205,10 +175,11 @@ async def test_of_a_purged_rounds_failed_shares_stage_and_reason_are_counted_and
     assert await store.failed_groups(QueueFilter(), limit=9) == []
     told = [FailedBefore(TODAY, "proof", "the node said …", 2), FailedBefore(TODAY, "tree", "no leaf", 1)]
     assert await store.failed_before() == told
-    assert await ReadOnlyQueue(path).failed_before() == told
+    for alone in place.alone():
+        assert await alone.failed_before() == told
 
 
-async def test_what_failed_before_is_forgotten_after_some_days(store: SqliteStore, clock: FakeClock) -> None:
+async def test_what_failed_before_is_forgotten_after_some_days(store: WholeStore, clock: FakeClock) -> None:
     await failed(store, 1)
     await store.purge(ROUND)
     clock.advance(DAYS_KEPT * DAY)
@@ -218,7 +189,7 @@ async def test_what_failed_before_is_forgotten_after_some_days(store: SqliteStor
     assert await store.failed_before() == []
 
 
-async def test_a_day_of_a_clock_that_was_years_ahead_is_forgotten_too(store: SqliteStore, clock: FakeClock) -> None:
+async def test_a_day_of_a_clock_that_was_years_ahead_is_forgotten_too(store: WholeStore, clock: FakeClock) -> None:
     clock.advance(3650 * DAY)
     await failed(store, 1)
     await store.purge(ROUND)
@@ -226,7 +197,7 @@ async def test_a_day_of_a_clock_that_was_years_ahead_is_forgotten_too(store: Sql
     assert await store.sweep() == 1
 
 
-async def test_a_days_kinds_of_failure_are_bounded(store: SqliteStore) -> None:
+async def test_a_days_kinds_of_failure_are_bounded(store: WholeStore) -> None:
     await put(store, *range(KINDS_A_DAY + 3))
     for one in await claim(store, limit=1000):
         await store.fail(one.id, stage="proof", note=f"reason {one.id}", spend_attempt=True)
@@ -238,11 +209,10 @@ async def test_a_days_kinds_of_failure_are_bounded(store: SqliteStore) -> None:
     assert [one.count for one in told if (one.stage, one.reason) == OTHER] == [3]
 
 
-async def test_a_damaged_share_is_counted_as_that(store: SqliteStore, path: Path) -> None:
+async def test_a_damaged_share_is_counted_as_that(store: WholeStore, place: Place) -> None:
     await failed(store, 1)
     await store.close()
-    with hands_on(path) as conn:
-        conn.execute("UPDATE shares SET note = 'a flipped bit'")
+    place.change("UPDATE shares SET note = 'a flipped bit'")
     await store.open()
     await store.purge(ROUND)
     assert [(one.stage, one.count) for one in await store.failed_before()] == [("damaged", 1)]
@@ -252,7 +222,7 @@ async def test_a_damaged_share_is_counted_as_that(store: SqliteStore, path: Path
 # ---------------------------------------------------------------------- small questions
 
 
-async def test_names_and_sizes_are_found(store: SqliteStore) -> None:
+async def test_names_and_sizes_are_found(store: WholeStore) -> None:
     await put(store, *range(9))
     entries = await store.list_shares(QueueFilter(), 9)
     assert [len(await store.ids_of(entry.ref)) for entry in entries] == [1] * 9
@@ -264,9 +234,3 @@ async def test_names_and_sizes_are_found(store: SqliteStore) -> None:
     await store.add_spent([(ROUND, b"n" * 32), (OTHER_ROUND, b"n" * 32), (ROUND, b"m" * 32)])
     assert sorted(await store.rounds_of_spent(b"n" * 32)) == sorted([ROUND, OTHER_ROUND])
     assert await store.rounds_of_spent(b"x" * 32) == []
-
-
-async def test_the_schema_knows_the_two_ways(store: SqliteStore, path: Path) -> None:
-    await store.close()
-    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError):
-        conn.execute("INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')")

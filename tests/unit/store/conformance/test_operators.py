@@ -1,30 +1,22 @@
-"""What operators see: lists, stories and counts, of a running store and of the file alone; never a witness."""
+"""What operators see: lists, stories and counts, never a witness."""
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
-import pytest
-
-from helper.errors import StoreError, StoreForeign
 from helper.share import ShareState
-from helper.store import ReadOnlyQueue, SqliteStore
-from helper.store.base import Queue
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
+from tests.unit.store.conformance.places import Place
+from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.parts import (
     NOW,
     OTHER_ROUND,
     ROUND,
+    WholeStore,
     claim,
-    files,
-    hands_on,
     posted,
     put,
     reveal,
 )
-from tests.unit.store.test_chain_facts import ToldRound
 
 
 def secrets_of(number: int) -> list[bytes]:
@@ -33,7 +25,7 @@ def secrets_of(number: int) -> list[bytes]:
     return [*fields, posted(number).nullifier, reveal(number).message[:40]]
 
 
-async def test_a_story_tells_everything_but_the_witness(store: SqliteStore, path: Path, clock: FakeClock) -> None:
+async def test_a_story_tells_everything_but_the_witness(store: WholeStore, place: Place, clock: FakeClock) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1)
     clock.advance(5)
@@ -46,7 +38,7 @@ async def test_a_story_tells_everything_but_the_witness(store: SqliteStore, path
     await store.record_outcome(queued.id, outcome="ACCEPTED")
     (entry,) = await store.list_shares(QueueFilter(), 5)
 
-    for queue in (store, ReadOnlyQueue(path)):
+    for queue in (store, *place.alone()):
         story = await queue.show(entry.ref)
 
         assert story is not None
@@ -71,7 +63,7 @@ async def test_a_story_tells_everything_but_the_witness(store: SqliteStore, path
         assert str(posted(1).share.tree_position) not in shown
 
 
-async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: SqliteStore) -> None:
+async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: WholeStore) -> None:
     await put(store, *range(40))
     refs = [entry.ref for entry in await store.list_shares(QueueFilter(), 99)]
     assert len(set(refs)) == 40
@@ -86,7 +78,7 @@ async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: Sqlit
     assert await store.show("' OR 1=1") is None
 
 
-async def test_after_confirmation_there_is_only_a_count(store: SqliteStore) -> None:
+async def test_after_confirmation_there_is_only_a_count(store: WholeStore) -> None:
     await put(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 5)
     await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
@@ -97,7 +89,7 @@ async def test_after_confirmation_there_is_only_a_count(store: SqliteStore) -> N
     assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
-async def test_lists_are_by_time_due_and_filtered(store: SqliteStore) -> None:
+async def test_lists_are_by_time_due_and_filtered(store: WholeStore) -> None:
     start = int(NOW)
     for number in (3, 1, 2):
         await put(store, number, submit_at=start + number)
@@ -119,62 +111,3 @@ async def test_lists_are_by_time_due_and_filtered(store: SqliteStore) -> None:
     assert await listed(QueueFilter(due_before_ms=(start + 2) * 1000)) == [1]
     assert await listed(QueueFilter(stage="proof")) == [1]
     assert await listed(QueueFilter(stage="accepted", round_id=OTHER_ROUND)) == [2]
-
-
-async def test_the_file_alone_tells_the_same_and_is_not_changed_by_looking(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(5))
-    before = files(path)
-    alone: Queue = ReadOnlyQueue(path)
-
-    assert await alone.counts() == await store.counts()
-    assert await alone.list_shares(QueueFilter(), 3) == await store.list_shares(QueueFilter(), 3)
-    assert await alone.damaged() == []
-
-    assert {name: data for name, data in files(path).items() if not name.endswith("-shm")} == {
-        name: data for name, data in before.items() if not name.endswith("-shm")
-    }
-
-
-async def test_a_file_left_by_a_crash_is_read_with_its_log_and_the_log_stays(
-    store: SqliteStore, path: Path, tmp_path: Path
-) -> None:
-    await put(store, *range(5))
-    copy = tmp_path / "copy" / path.name
-    copy.parent.mkdir()
-    for suffix in ("", "-wal"):
-        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-    log = Path(f"{copy}-wal").read_bytes()
-    assert len(log) > 4096
-
-    assert await ReadOnlyQueue(copy).counts() == {ROUND: {ShareState.RECEIVED: 5}}
-
-    assert Path(f"{copy}-wal").read_bytes() == log
-
-
-async def test_a_reader_can_neither_write_nor_checkpoint(store: SqliteStore, path: Path) -> None:
-    await put(store, 1)
-    log = files(path)["queue.db-wal"]
-
-    with pytest.raises(StoreError, match="readonly"):
-        await store._reader.run("UPDATE shares SET state = 1")
-    with pytest.raises(StoreError, match=r"readonly|I/O"):
-        await store._reader.run("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    assert files(path)["queue.db-wal"] == log
-
-
-async def test_the_file_alone_is_only_read_when_it_is_ours(store: SqliteStore, path: Path, tmp_path: Path) -> None:
-    await store.close()
-    with hands_on(path) as conn:
-        conn.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreForeign):
-        await ReadOnlyQueue(path).counts()
-
-    foreign = tmp_path / "foreign.db"
-    conn = sqlite3.connect(foreign)
-    conn.execute("CREATE TABLE songs (title TEXT)")
-    conn.close()
-    with pytest.raises(StoreForeign):
-        await ReadOnlyQueue(foreign).show("abcdef")
-    with pytest.raises(StoreError):
-        await ReadOnlyQueue(tmp_path / "none.db").damaged()

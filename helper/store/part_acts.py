@@ -1,4 +1,4 @@
-"""The part of the SQLite store that does what operators ask for."""
+"""The part of a store that does what operators ask for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from helper.store import act_reading, acts, failed_before, taking_over
 from helper.store.act_base import Action, Actor, Checked, FailedBefore, RowMark
+from helper.store.engine import StorePart
 from helper.store.rows import FailureGroup, QueueFilter
-from helper.store.sqlite_base import SqlitePart
 
 
-class SqliteActs(SqlitePart):
+class ActsPart(StorePart):
     """`ActStore`; what each method means is told there."""
 
     async def begin_action(self, actor: Actor, what: str, wanted: Mapping[str, Any]) -> int:

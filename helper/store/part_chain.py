@@ -1,4 +1,4 @@
-"""The part of the SQLite store that follows the chain."""
+"""The part of a store that follows the chain."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 from helper.share import ShareState
 from helper.store import chainfacts
 from helper.store.chainfacts import LEAF_BYTES
+from helper.store.engine import StorePart
 from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, Spent, StoredRound
-from helper.store.sqlite_base import SqlitePart
 from helper.store.tx import read_fact
 
 CLOSED_AT_ONCE: Final = 200
 """Shares that one operation fails or erases, so that others need not wait long."""
 
 
-class SqliteChain(SqlitePart):
+class ChainPart(StorePart):
     """`ChainStore`; what each method means is told there."""
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:

@@ -1,4 +1,4 @@
-"""The part of the SQLite store that takes shares in and works on them."""
+"""The part of a store that takes shares in and works on them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 from helper.errors import StoreCorrupt
 from helper.share import Share, ShareKey
 from helper.store import messages, work
+from helper.store.engine import StorePart
 from helper.store.listing import Row
 from helper.store.rows import Enqueued, PreparedReveal, QueuedShare, SentReveal
-from helper.store.sqlite_base import SqlitePart
 from helper.store.tx import read_round_key
 
 
-class SqliteWork(SqlitePart):
+class WorkPart(StorePart):
     """`WalletStore` and `WorkStore`; what each method means is told there."""
 
     async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import sqlite3
 from collections.abc import Awaitable, Callable
 from itertools import product
-from pathlib import Path
 
 import pytest
 
 from helper.errors import StoreError
 from helper.share import TRANSITIONS, ShareState
-from helper.store import SqliteStore
-from helper.store.queries import schema
 from helper.store.rows import QueueFilter
-from tests.unit.store.parts import NOW, ROUND, Opener, claim, hands_on, posted, put, reveal, rows
+from tests.unit.store.conformance.places import Place, Reopen
+from tests.unit.store.parts import NOW, ROUND, WholeStore, claim, posted, put, reveal
 
 LATER = int(NOW + 50) * 1000
 LIVE = [state for state in ShareState if state is not ShareState.SUBMITTED]
-Act = Callable[[SqliteStore], Awaitable[object]]
+Act = Callable[[WholeStore], Awaitable[object]]
 
 MOVES: dict[str, tuple[Act, set[ShareState], ShareState]] = {
     "put_back": (
@@ -47,7 +43,7 @@ MOVES: dict[str, tuple[Act, set[ShareState], ShareState]] = {
 }
 
 
-async def bring_to(store: SqliteStore, state: ShareState) -> None:
+async def bring_to(store: WholeStore, state: ShareState) -> None:
     """Share 1, in this state."""
     await put(store, 1)
     if state is ShareState.FAILED:
@@ -58,14 +54,14 @@ async def bring_to(store: SqliteStore, state: ShareState) -> None:
         await store.prepare(1, reveal(1))
 
 
-async def state_of(store: SqliteStore) -> ShareState:
+async def state_of(store: WholeStore) -> ShareState:
     (entry,) = await store.list_shares(QueueFilter(), 10)
     return entry.state
 
 
 @pytest.mark.parametrize(("name", "state"), list(product(MOVES, LIVE)))
 async def test_a_move_is_made_from_its_sources_and_refused_from_all_others(
-    store: SqliteStore, name: str, state: ShareState
+    store: WholeStore, name: str, state: ShareState
 ) -> None:
     act, legal, target = MOVES[name]
     await bring_to(store, state)
@@ -82,7 +78,7 @@ async def test_a_move_is_made_from_its_sources_and_refused_from_all_others(
 
 
 @pytest.mark.parametrize("name", MOVES)
-async def test_a_confirmed_share_is_no_error_and_is_not_touched(store: SqliteStore, name: str) -> None:
+async def test_a_confirmed_share_is_no_error_and_is_not_touched(store: WholeStore, name: str) -> None:
     await bring_to(store, ShareState.WITNESSED)
     await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
 
@@ -93,7 +89,7 @@ async def test_a_confirmed_share_is_no_error_and_is_not_touched(store: SqliteSto
 
 @pytest.mark.parametrize("name", sorted(MOVES.keys() - {"requeue"}))
 async def test_a_move_that_comes_after_the_round_was_closed_is_told_that_nothing_is_left_to_do(
-    store: SqliteStore, name: str
+    store: WholeStore, name: str
 ) -> None:
     await bring_to(store, ShareState.WITNESSED)
     await store.close_unspent(ROUND, note="the round closed")
@@ -107,7 +103,7 @@ async def test_a_move_that_comes_after_the_round_was_closed_is_told_that_nothing
 
 @pytest.mark.rule("R12")
 @pytest.mark.parametrize("state", LIVE)
-async def test_a_spent_nullifier_is_success_from_every_state(store: SqliteStore, state: ShareState) -> None:
+async def test_a_spent_nullifier_is_success_from_every_state(store: WholeStore, state: ShareState) -> None:
     await bring_to(store, state)
 
     assert await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW) == [1]
@@ -129,69 +125,9 @@ def test_the_moves_of_the_code_are_the_table() -> None:
     assert made == {state: set(targets) for state, targets in TRANSITIONS.items()}
 
 
-@pytest.mark.parametrize(("was", "becomes"), list(product(LIVE, ShareState)))
-async def test_the_schema_knows_the_same_moves(
-    store: SqliteStore, path: Path, was: ShareState, becomes: ShareState
-) -> None:
-    await bring_to(store, was)
-    await store.close()
-
-    with hands_on(path) as conn:
-        if becomes is ShareState.BROADCAST and was is not ShareState.BROADCAST:
-            conn.execute(
-                "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)"
-                " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, zeroblob(8))"
-            )
-        change = "UPDATE shares SET state = ? WHERE id = 1"
-        if becomes is was or (becomes in TRANSITIONS[was] and becomes is not ShareState.SUBMITTED):
-            conn.execute(change, (becomes.value,))
-        else:
-            with pytest.raises(sqlite3.IntegrityError):
-                conn.execute(change, (becomes.value,))
-
-
-async def test_the_schema_lets_no_share_be_sent_without_a_message_on_disk(store: SqliteStore, path: Path) -> None:
-    await bring_to(store, ShareState.WITNESSED)
-    await store.close()
-
-    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError, match="no message"):
-        conn.execute("UPDATE shares SET state = 4 WHERE id = 1")
-
-
-async def test_the_schema_lets_a_share_begin_as_received_only(store: SqliteStore, path: Path) -> None:
-    await bring_to(store, ShareState.RECEIVED)
-    await store.close()
-
-    with hands_on(path) as conn:
-        columns = [row[1] for row in conn.execute("PRAGMA table_info(shares)")]
-        for state in (1, 3, 4):
-            chosen = ", ".join(
-                {"id": "2", "mac": "zeroblob(32)", "state": str(state)}.get(name, name) for name in columns
-            )
-            with pytest.raises(sqlite3.IntegrityError, match="begins as received"):
-                conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
-
-
-def test_the_schema_and_the_document_name_the_table() -> None:
-    live = re.search(r"NEW\.state\) NOT IN \(\s*VALUES ([^;]*?)\n\)", schema())
-    assert live is not None
-    pairs = {(int(a), int(b)) for a, b in re.findall(r"\((\d), (\d)\)", live[1])}
-    assert pairs == {(a.value, b.value) for a, to in TRANSITIONS.items() for b in to if b is not ShareState.SUBMITTED}
-
-    text = (Path(__file__).parents[3] / "docs" / "state_machine.md").read_text()
-    told = {
-        (was, becomes)
-        for was, targets in re.findall(r"^\| `(\w+)` \(\d\) \| ([^|]*) \|", text, re.MULTILINE)
-        for becomes in re.findall(r"`(\w+)`", targets)
-    }
-    codes = dict(re.findall(r"^\| `(\w+)` \((\d)\) \|", text, re.MULTILINE))
-    assert told == {(a.name.lower(), b.name.lower()) for a, to in TRANSITIONS.items() for b in to}
-    assert codes == {state.name.lower(): str(state.value) for state in ShareState}
-
-
 @pytest.mark.rule("R11")
 async def test_attempts_are_counted_across_restarts_and_outages_cost_none(
-    opened: Opener, store: SqliteStore, path: Path
+    reopen: Reopen, store: WholeStore, place: Place
 ) -> None:
     await put(store, 1)
     for attempt in range(1, 4):
@@ -203,12 +139,12 @@ async def test_attempts_are_counted_across_restarts_and_outages_cost_none(
         assert await claim(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
     await store.close()
 
-    again = await opened(path)
+    again = await reopen()
     (queued,) = await claim(again, now=NOW + 50)
     assert queued.attempts == 3
 
 
-async def test_two_crashes_are_counted_apart_from_attempts(store: SqliteStore) -> None:
+async def test_two_crashes_are_counted_apart_from_attempts(store: WholeStore) -> None:
     await put(store, 1)
     for crashes in (1, 2):
         (queued,) = await claim(store)
@@ -219,7 +155,7 @@ async def test_two_crashes_are_counted_apart_from_attempts(store: SqliteStore) -
 
 @pytest.mark.rule("R9", "R6")
 async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_stay(
-    opened: Opener, store: SqliteStore, path: Path
+    reopen: Reopen, store: WholeStore, place: Place
 ) -> None:
     await put(store, 1, submit_at=int(NOW) + 3)
     await put(store, 2)
@@ -227,7 +163,7 @@ async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_sta
     await store.prepare(first.id, reveal(2))
     await store.close()
 
-    again = await opened(path)
+    again = await reopen()
     assert await again.recover() == 1
     assert await again.recover() == 0
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
@@ -236,7 +172,7 @@ async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_sta
     assert sent.prepared == reveal(2)
 
 
-async def test_release_puts_back_what_is_in_hand_and_leaves_all_else(store: SqliteStore) -> None:
+async def test_release_puts_back_what_is_in_hand_and_leaves_all_else(store: WholeStore) -> None:
     await bring_to(store, ShareState.WITNESSED)
 
     assert await store.release(1)
@@ -247,14 +183,13 @@ async def test_release_puts_back_what_is_in_hand_and_leaves_all_else(store: Sqli
 
 @pytest.mark.rule("R15")
 async def test_a_failed_share_keeps_its_witness_and_its_reason_and_can_be_asked_for_again(
-    store: SqliteStore, path: Path
+    store: WholeStore, place: Place
 ) -> None:
     await bring_to(store, ShareState.WITNESSED)
     await store.fail(1, stage="broadcast", note="invalid field", spend_attempt=True)
 
     (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
     assert (entry.stage, entry.note, entry.attempts) == ("broadcast", "invalid field", 1)
-    assert rows(path, "SELECT primary_blind FROM shares") == [(posted(1).share.primary_blind,)]
 
     assert await store.requeue(1, note="by the operator")
     (queued,) = await claim(store)
@@ -262,10 +197,10 @@ async def test_a_failed_share_keeps_its_witness_and_its_reason_and_can_be_asked_
     assert queued.attempts == 0
 
 
-async def test_a_message_of_old_is_gone_when_its_share_is_proven_anew(store: SqliteStore, path: Path) -> None:
+async def test_a_message_of_old_is_gone_when_its_share_is_proven_anew(store: WholeStore, place: Place) -> None:
     await bring_to(store, ShareState.BROADCAST)
     await store.put_back(1, stage="broadcast", note="not counted")
-    assert rows(path, "SELECT * FROM reveals") == []
+    assert place.rows("SELECT * FROM reveals") == []
 
     (queued,) = await claim(store)
     assert queued.proved_height == reveal(1).height

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
 import pytest
 
 from helper.share import ShareState
-from helper.store import SqliteStore
-from helper.store.queries import queries
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, claim, posted, put
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put
 
 SECOND = int(NOW) + 5
 
 
 @pytest.mark.rule("R2")
-async def test_immediate_shares_go_at_once_in_order_of_arrival(store: SqliteStore) -> None:
+async def test_immediate_shares_go_at_once_in_order_of_arrival(store: WholeStore) -> None:
     for place, number in enumerate([5, 3, 9, 1]):
         past = 0 if number % 2 else int(NOW) - 1000
         await put(store, number, submit_at=past, now=NOW + place / 1000)
@@ -27,7 +22,7 @@ async def test_immediate_shares_go_at_once_in_order_of_arrival(store: SqliteStor
 
 
 @pytest.mark.rule("R5")
-async def test_shares_of_one_second_go_together_in_an_order_that_is_not_that_of_arrival(store: SqliteStore) -> None:
+async def test_shares_of_one_second_go_together_in_an_order_that_is_not_that_of_arrival(store: WholeStore) -> None:
     await put(store, *range(64), submit_at=SECOND)
 
     claimed = await claim(store, now=SECOND, limit=64)
@@ -39,7 +34,7 @@ async def test_shares_of_one_second_go_together_in_an_order_that_is_not_that_of_
 
 
 @pytest.mark.rule("R4")
-async def test_nothing_is_claimed_before_its_second(store: SqliteStore) -> None:
+async def test_nothing_is_claimed_before_its_second(store: WholeStore) -> None:
     await put(store, 1, submit_at=SECOND)
 
     assert await claim(store, now=SECOND - 0.001) == []
@@ -48,7 +43,7 @@ async def test_nothing_is_claimed_before_its_second(store: SqliteStore) -> None:
     assert await store.next_due_ms([ROUND]) is None
 
 
-async def test_rounds_are_merged_by_time_and_only_those_asked_for_are_looked_at(store: SqliteStore) -> None:
+async def test_rounds_are_merged_by_time_and_only_those_asked_for_are_looked_at(store: WholeStore) -> None:
     for second in range(6):
         one = posted(second, submit_at=SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
         await store.enqueue(one.share, one.nullifier, now=NOW)
@@ -61,7 +56,7 @@ async def test_rounds_are_merged_by_time_and_only_those_asked_for_are_looked_at(
     assert await store.claim_due(now=SECOND + 60, limit=99, rounds=[]) == []
 
 
-async def test_a_share_is_claimed_once(store: SqliteStore) -> None:
+async def test_a_share_is_claimed_once(store: WholeStore) -> None:
     await put(store, *range(10))
 
     first, second = await claim(store, limit=6), await claim(store, limit=6)
@@ -71,32 +66,10 @@ async def test_a_share_is_claimed_once(store: SqliteStore) -> None:
     assert await store.counts() == {ROUND: {ShareState.WITNESSED: 10}}
 
 
-async def test_ids_are_not_used_again(store: SqliteStore) -> None:
+async def test_ids_are_not_used_again(store: WholeStore) -> None:
     await put(store, 1)
     await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
 
     await put(store, 2)
 
     assert [queued.id for queued in await claim(store)] == [2]
-
-
-@pytest.mark.parametrize("name", queries())
-def test_no_comment_swallows_the_end_of_a_query(name: str) -> None:
-    assert "--" not in queries()[name]
-
-
-async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, path: Path) -> None:
-    await store.close()
-    conn = sqlite3.connect(path)
-    hot = ("due_shares", "next_due", "is_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
-    for name in hot:
-        sql = queries()[name]
-        names = {"round_no": 1, "now_ms": 1, "limit": 1, "mac": b"", "nullifier": b"", "after": 0, "height": 1}
-        params = names if ":" in sql else (b"",)
-        plan = " / ".join(row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {sql}", params))
-        assert "SCAN shares" not in plan, name
-        assert "SCAN s " not in f"{plan} ", name
-        assert "SCAN reveals" not in plan, name
-        if name != "shares_of_nullifier":
-            assert "TEMP B-TREE" not in plan, name
-    conn.close()

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from helper.chain.outcome import Verdict
 from helper.resend import Next, next_step
-from helper.store import SqliteStore
 from helper.store.rows import QueueFilter
-from tests.unit.store.parts import NOW, ROUND, broadcast_one, claim, claim_one, posted, put, reveal, rows
+from tests.unit.store.conformance.places import Place
+from tests.unit.store.parts import NOW, ROUND, WholeStore, broadcast_one, claim, claim_one, posted, put, reveal
 
 
-async def test_the_message_is_on_disk_when_prepare_returns(store: SqliteStore, path: Path) -> None:
+async def test_the_message_is_on_disk_when_prepare_returns(store: WholeStore, place: Place) -> None:
     share_id = await claim_one(store, 1)
 
     assert await store.prepare(share_id, reveal(1))
 
-    assert rows(path, "SELECT message, tx_hash, sends FROM reveals") == [(reveal(1).message, reveal(1).tx_hash, 0)]
+    assert place.rows("SELECT sends FROM reveals") == [(0,)]
+    (sent,) = await store.unconfirmed()
+    assert sent.prepared == reveal(1)
 
 
-async def test_each_send_is_noted_before_it_begins_and_its_outcome_after(store: SqliteStore) -> None:
+async def test_each_send_is_noted_before_it_begins_and_its_outcome_after(store: WholeStore) -> None:
     share_id = await broadcast_one(store, 1)
     (fresh,) = await store.unconfirmed()
     assert (fresh.sends, fresh.first_sent_height, fresh.last_outcome, fresh.first_try) == (0, None, None, True)
@@ -40,7 +41,7 @@ async def test_each_send_is_noted_before_it_begins_and_its_outcome_after(store: 
     assert [one.last_outcome for one in await store.unconfirmed()] == ["ACCEPTED"]
 
 
-async def test_a_share_that_is_not_in_broadcast_is_not_sent(store: SqliteStore) -> None:
+async def test_a_share_that_is_not_in_broadcast_is_not_sent(store: WholeStore) -> None:
     share_id = await broadcast_one(store, 1)
     await store.apply_block(9, [(ROUND, posted(1).nullifier)], now=NOW)
     waiting = await claim_one(store, 2)
@@ -58,7 +59,7 @@ HEIGHTS = range(95, 126)
 
 @pytest.mark.parametrize(("first", "last"), [(100, 100), (100, 101), (100, 106), (100, 109), (100, 110), (100, 113)])
 async def test_a_message_is_followed_up_when_something_is_to_be_done_about_it(
-    store: SqliteStore, first: int, last: int
+    store: WholeStore, first: int, last: int
 ) -> None:
     outcomes = [None, *(verdict.name for verdict in Verdict)]
     shares = {await broadcast_one(store, number): outcome for number, outcome in enumerate(outcomes)}
@@ -78,7 +79,7 @@ async def test_a_message_is_followed_up_when_something_is_to_be_done_about_it(
     }
 
 
-async def test_those_that_wait_longest_are_followed_up_first(store: SqliteStore) -> None:
+async def test_those_that_wait_longest_are_followed_up_first(store: WholeStore) -> None:
     ids = [await broadcast_one(store, number) for number in range(5)]
     for share_id, height in zip(ids, (110, 107, 120, 109, 108), strict=True):
         await store.mark_sending(share_id, height=height, endpoint="one")
@@ -88,7 +89,7 @@ async def test_those_that_wait_longest_are_followed_up_first(store: SqliteStore)
     assert await store.follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], "the failed one waits for nobody"
 
 
-async def test_unconfirmed_shares_come_in_pages(store: SqliteStore) -> None:
+async def test_unconfirmed_shares_come_in_pages(store: WholeStore) -> None:
     await put(store, *range(7))
     for queued in await claim(store):
         await store.prepare(queued.id, reveal(queued.id))
@@ -105,7 +106,7 @@ def test_a_message_shows_nothing_of_itself() -> None:
     assert repr(reveal(1).tx_hash) not in repr(reveal(1))
 
 
-async def test_a_long_note_is_cut_and_a_long_history_trimmed_but_for_attempts(store: SqliteStore) -> None:
+async def test_a_long_note_is_cut_and_a_long_history_trimmed_but_for_attempts(store: WholeStore) -> None:
     await put(store, 1)
     for n in range(60):
         (queued,) = await claim(store, now=NOW + 1000)
@@ -124,7 +125,7 @@ async def test_a_long_note_is_cut_and_a_long_history_trimmed_but_for_attempts(st
     assert story.attempts_by_stage == {"proof": 1}
 
 
-async def test_a_share_that_had_no_message_is_told_from_one_that_had(store: SqliteStore) -> None:
+async def test_a_share_that_had_no_message_is_told_from_one_that_had(store: WholeStore) -> None:
     share = await claim_one(store, 1)
     await store.put_back(share, stage="tree", note="no root yet")
     await claim(store)

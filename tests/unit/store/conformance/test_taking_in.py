@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from helper.share import ShareState
-from helper.store import SqliteStore
-from helper.store.base import Enqueued, Store
+from helper.store.base import Enqueued
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, Opener, broadcast_one, claim, posted, put, rows
+from tests.unit.store.conformance.places import Place, Reopen
+from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, WholeStore, broadcast_one, claim, posted, put
 
 
 @pytest.mark.rule("R1")
-async def test_all_that_was_posted_comes_back_when_it_is_due(store: SqliteStore) -> None:
+async def test_all_that_was_posted_comes_back_when_it_is_due(store: WholeStore) -> None:
     one = posted(5, submit_at=int(NOW) + 100)
 
     assert await store.enqueue(one.share, one.nullifier, now=NOW) is Enqueued.QUEUED
@@ -32,30 +32,23 @@ async def test_all_that_was_posted_comes_back_when_it_is_due(store: SqliteStore)
     assert (queued.attempts, queued.crashes, queued.proved_height) == (0, 0, None)
 
 
-def test_the_store_is_what_the_protocol_says(path: Path) -> None:
-    store: Store = SqliteStore(path)
-
-    assert not path.exists(), "nothing is made before open()"
-    assert isinstance(store, SqliteStore)
-
-
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("again_at", [0, int(NOW) + 5, int(NOW) + 500])
-async def test_the_same_share_again_changes_nothing(store: SqliteStore, path: Path, again_at: int) -> None:
+async def test_the_same_share_again_changes_nothing(store: WholeStore, place: Place, again_at: int) -> None:
     one = posted(1, submit_at=int(NOW) + 60)
     await store.enqueue(one.share, one.nullifier, now=NOW)
-    before = rows(path, "SELECT * FROM shares")
+    before = place.rows("SELECT * FROM shares")
 
     outcome = await store.enqueue(one.at(again_at).share, one.nullifier, now=NOW + 1)
 
     assert outcome is Enqueued.DUPLICATE
-    assert rows(path, "SELECT * FROM shares") == before
+    assert place.rows("SELECT * FROM shares") == before
     assert await store.is_known(one.share.key)
 
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("state", [ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED, ShareState.SUBMITTED])
-async def test_it_is_a_duplicate_in_every_state(store: SqliteStore, state: ShareState) -> None:
+async def test_it_is_a_duplicate_in_every_state(store: WholeStore, state: ShareState) -> None:
     one = posted(1)
     await put(store, 1)
     if state is ShareState.WITNESSED:
@@ -75,7 +68,7 @@ async def test_it_is_a_duplicate_in_every_state(store: SqliteStore, state: Share
     assert await store.is_known(one.share.key)
 
 
-async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_nothing(store: SqliteStore) -> None:
+async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_nothing(store: WholeStore) -> None:
     one = posted(1)
     await store.apply_block(7, [(ROUND, one.nullifier)], now=NOW)
 
@@ -87,7 +80,7 @@ async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_n
     assert not await store.is_spent(OTHER_ROUND, one.nullifier)
 
 
-async def test_the_same_key_in_another_round_is_another_share(store: SqliteStore) -> None:
+async def test_the_same_key_in_another_round_is_another_share(store: WholeStore) -> None:
     here, there = posted(1), posted(1, round_id=OTHER_ROUND)
 
     assert await store.enqueue(here.share, here.nullifier, now=NOW) is Enqueued.QUEUED
@@ -96,7 +89,7 @@ async def test_the_same_key_in_another_round_is_another_share(store: SqliteStore
 
 
 async def test_many_at_once_share_few_commits_and_stay_when_the_file_is_opened_again(
-    opened: Opener, store: SqliteStore, path: Path, clock: FakeClock
+    reopen: Reopen, store: WholeStore, place: Place, clock: FakeClock
 ) -> None:
     numbers = range(512)
     before = store.stats.commits
@@ -106,11 +99,11 @@ async def test_many_at_once_share_few_commits_and_stay_when_the_file_is_opened_a
     assert set(outcomes) == {Enqueued.QUEUED}
     assert store.stats.commits - before <= 32
     await store.close()
-    again = await opened(path)
+    again = await reopen()
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 512}}
 
 
-async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: SqliteStore) -> None:
+async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: WholeStore) -> None:
     one = posted(1)
 
     outcomes = await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for _ in range(64)))
@@ -118,7 +111,7 @@ async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: 
     assert sorted(outcome.name for outcome in outcomes) == ["DUPLICATE"] * 63 + ["QUEUED"]
 
 
-async def test_a_cancelled_caller_does_not_undo_the_share(store: SqliteStore) -> None:
+async def test_a_cancelled_caller_does_not_undo_the_share(store: WholeStore) -> None:
     one = posted(1)
     task = asyncio.create_task(store.enqueue(one.share, one.nullifier, now=NOW))
     await asyncio.sleep(0)
@@ -132,12 +125,12 @@ async def test_a_cancelled_caller_does_not_undo_the_share(store: SqliteStore) ->
 
 CHILD = """
 import asyncio, sys
-from pathlib import Path
-from helper.store import SqliteStore
+from tests.support.clock import FakeClock
+from tests.unit.store.conformance.places import place_of
 from tests.unit.store.parts import NOW, posted
 
 async def main() -> None:
-    store = SqliteStore(Path(sys.argv[1]))
+    store = place_of(sys.argv[1:]).store(FakeClock(), print)
     await store.open()
 
     async def one(number: int) -> None:
@@ -150,9 +143,9 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_answered_survives_sigkill(opened: Opener, path: Path, clock: FakeClock) -> None:
+async def test_what_was_answered_survives_sigkill(reopen: Reopen, place: Place, clock: FakeClock) -> None:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CHILD, str(path), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
+        sys.executable, "-c", CHILD, *place.in_words, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[4]
     )
     assert child.stdout is not None
     answered = [int(await child.stdout.readline()) for _ in range(700)]
@@ -160,7 +153,7 @@ async def test_what_was_answered_survives_sigkill(opened: Opener, path: Path, cl
     answered += [int(line) for line in (await child.stdout.read()).splitlines(keepends=True) if line.endswith(b"\n")]
     await child.wait()
 
-    store = await opened(path)
+    store = await reopen()
 
     lost = [number for number in answered if not await store.is_known(posted(number).share.key)]
     assert len(answered) >= 700

@@ -1,0 +1,411 @@
+-- Every statement of the PostgreSQL store, by the names of `../queries.sql` where the operations are the same. Times and
+-- limits are parameters, but for leases: those are the database's own time.
+
+-- ---------------------------------------------------------------- several hosts
+
+-- name: beside
+SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
+
+-- name: alone
+SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
+
+-- name: new_ids
+SELECT nextval('share_id') FROM generate_series(1, %s);
+
+-- name: take_up
+INSERT INTO claims (share_id, fence, host, until)
+VALUES (%(id)s, nextval('fence'), %(host)s, clock_timestamp() + make_interval(secs => %(lease)s))
+ON CONFLICT (share_id) DO UPDATE SET fence = excluded.fence, host = excluded.host, until = excluded.until
+RETURNING fence;
+
+-- name: lay_down
+DELETE FROM claims WHERE share_id = %s;
+
+-- name: holds
+SELECT 1 FROM claims WHERE share_id = %s AND fence = %s;
+
+-- name: lapsed
+SELECT c.share_id FROM claims c JOIN shares s ON s.id = c.share_id
+WHERE c.until < clock_timestamp() ORDER BY c.until LIMIT %s FOR UPDATE OF s, c SKIP LOCKED;
+
+-- name: left_behind
+SELECT s.id FROM shares s LEFT JOIN claims c ON c.share_id = s.id
+WHERE s.state = 1 AND s.state <> 0 AND (c.host IS NULL OR c.host = %(host)s OR c.until < clock_timestamp())
+  AND s.id NOT IN (SELECT share_id FROM damaged)
+ORDER BY s.id LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED;
+
+-- name: renew
+UPDATE claims SET until = clock_timestamp() + make_interval(secs => %(lease)s)
+WHERE host = %(host)s AND fence = ANY (%(fences)s);
+
+-- name: database_time
+SELECT extract(epoch FROM clock_timestamp())::float8;
+
+-- ---------------------------------------------------------------- rounds and small facts
+
+-- name: round_key
+SELECT no, round_id, mac_key, row_check FROM round_keys WHERE round_id = %s;
+
+-- name: round_keys
+SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
+
+-- name: last_round_no
+SELECT nextval('round_no') - 1;
+
+-- name: add_round_key
+INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (%s, %s, %s, %s) ON CONFLICT (round_id) DO NOTHING;
+
+-- name: save_round
+INSERT INTO rounds (
+  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
+) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (round_no) DO UPDATE SET
+  status = excluded.status, vote_end_time = excluded.vote_end_time, created_at_height = excluded.created_at_height,
+  proposals = excluded.proposals, seen_ms = excluded.seen_ms, closed_ms = excluded.closed_ms,
+  alerted_ms = excluded.alerted_ms, row_check = excluded.row_check;
+
+-- name: round
+SELECT * FROM rounds WHERE round_no = %s;
+
+-- name: rounds
+SELECT k.round_id, r.* FROM rounds r JOIN round_keys k ON k.no = r.round_no
+ORDER BY r.created_at_height, r.round_no;
+
+-- name: get_meta
+SELECT key, value, row_check FROM meta WHERE key = %s;
+
+-- name: set_meta
+INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;
+
+-- name: add_meta
+INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING;
+
+-- name: add_count
+INSERT INTO counters (round_no, state, part, n) VALUES (%s, %s, pg_backend_pid(), %s)
+ON CONFLICT (round_no, state, part) DO UPDATE SET n = counters.n + excluded.n;
+
+-- name: counts
+SELECT k.round_id, c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
+GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
+
+-- name: round_counts
+SELECT c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
+WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
+
+-- ---------------------------------------------------------------- shares: taking in
+
+-- name: is_taken
+SELECT 1 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = %(mac)s)
+  OR EXISTS (SELECT 1 FROM shares WHERE tag = ANY (%(tags)s) AND round_no = %(round_no)s)
+  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = %(round_no)s AND mac = %(mac)s)
+  OR EXISTS (SELECT 1 FROM spent WHERE round_no = %(round_no)s AND nullifier = %(nullifier)s);
+
+-- name: is_buried
+SELECT 1 FROM tombstones WHERE round_no = %s AND mac = %s;
+
+-- name: is_live
+SELECT 1 FROM shares WHERE mac = %s;
+
+-- name: is_spent
+SELECT 1 FROM spent WHERE round_no = %s AND nullifier = %s;
+
+-- name: add_share
+INSERT INTO shares (
+  id, round_no, mac, tag, witness, rank, state, due_ms, attempts, crashes, proved_height, stage, note, row_check
+) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+
+-- ---------------------------------------------------------------- shares: working
+
+-- name: share_by_id
+SELECT k.round_id, s.* FROM shares s JOIN round_keys k ON k.no = s.round_no WHERE s.id = %s FOR UPDATE OF s;
+
+-- name: due_shares
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = %(round_no)s AND state = 0
+  AND due_ms <= %(now_ms)s
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms, rank LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+
+-- A share in another host's hands may come back when its lease is over.
+
+-- name: next_due
+SELECT least(
+  (SELECT due_ms FROM shares
+   WHERE round_no = k.no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) ORDER BY due_ms LIMIT 1),
+  (SELECT (extract(epoch FROM min(c.until)) * 1000)::bigint FROM claims c JOIN shares s ON s.id = c.share_id
+   WHERE s.round_no = k.no AND c.host <> current_setting('application_name')))
+FROM round_keys k WHERE k.round_id = %s;
+
+-- name: change_share
+UPDATE shares SET
+  state = %(state)s, due_ms = %(due_ms)s, attempts = %(attempts)s, crashes = %(crashes)s,
+  proved_height = %(proved_height)s, stage = %(stage)s, note = %(note)s, row_check = %(row_check)s
+WHERE id = %(id)s AND state = %(was)s;
+
+-- name: is_set_aside
+SELECT state FROM damaged WHERE share_id = %s;
+
+-- name: set_aside
+INSERT INTO damaged (share_id, found_ms, ref, round_id, state) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (share_id) DO NOTHING;
+
+-- name: drop_damaged
+DELETE FROM damaged WHERE share_id = %s;
+
+-- name: shares_in_state
+SELECT id FROM shares
+WHERE state = %(state)s AND state <> 0 AND id > %(after)s AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
+
+-- name: is_any_hidden
+SELECT 0 WHERE %(state)s::bigint IS NOT NULL;
+
+-- name: share_ids
+SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
+
+-- name: round_waiting
+SELECT id FROM shares WHERE round_no = %(round_no)s AND state = 0 LIMIT %(limit)s;
+
+-- name: round_waiting_sound
+SELECT id FROM shares
+WHERE round_no = %(round_no)s AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) LIMIT %(limit)s;
+
+-- name: round_under_way_sound
+SELECT id FROM shares
+WHERE state <> 0 AND state IN (1, 4) AND round_no = %(round_no)s AND id NOT IN (SELECT share_id FROM damaged)
+LIMIT %(limit)s;
+
+-- name: round_not_waiting
+SELECT id, state FROM shares WHERE state <> 0 AND state IN (1, 3, 4) AND round_no = %(round_no)s LIMIT %(limit)s;
+
+-- name: delete_share
+DELETE FROM shares WHERE id = %s;
+
+-- name: add_history
+INSERT INTO history (share_id, n, at_ms, stage, note, counted)
+VALUES (%(id)s, (SELECT coalesce(max(n), 0) + 1 FROM history WHERE share_id = %(id)s), %(at_ms)s, %(stage)s, %(note)s,
+  %(counted)s)
+RETURNING n;
+
+-- name: trim_history
+DELETE FROM history WHERE share_id = %s AND n <= %s AND counted = 0;
+
+-- ---------------------------------------------------------------- reveals
+
+-- name: add_reveal
+INSERT INTO reveals (share_id, message, anchor_height, circuit, height, sends, row_check)
+VALUES (%s, %s, %s, %s, %s, 0, %s);
+
+-- name: carry_reveal
+INSERT INTO reveals VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+
+-- name: reveal
+SELECT * FROM reveals WHERE share_id = %s;
+
+-- name: change_reveal
+UPDATE reveals SET
+  sends = %(sends)s, first_sent_height = %(first_sent_height)s, last_sent_height = %(last_sent_height)s,
+  last_endpoint = %(last_endpoint)s, last_outcome = %(last_outcome)s, row_check = %(row_check)s
+WHERE share_id = %(share_id)s;
+
+-- name: drop_reveal
+DELETE FROM reveals WHERE share_id = %s;
+
+-- name: unconfirmed
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
+WHERE s.state = 4 AND s.state <> 0 AND s.id > %(after)s AND s.id NOT IN (SELECT share_id FROM damaged)
+ORDER BY s.id LIMIT %(limit)s;
+
+-- Over the index `reveals_follow_up`.
+
+-- name: follow_ups
+SELECT share_id, at_height FROM (
+  SELECT share_id, CASE
+      WHEN sends = 0 THEN 0
+      WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
+        THEN last_sent_height + 1
+      WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
+      ELSE least(last_sent_height + 3, greatest(last_sent_height + 1, first_sent_height + 10))
+    END AS at_height
+  FROM reveals
+) r
+WHERE at_height <= %(height)s AND (SELECT state FROM shares WHERE id = share_id) = 4
+  AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY at_height LIMIT %(limit)s;
+
+-- name: sent_reveal
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
+WHERE s.id = %s AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
+
+-- ---------------------------------------------------------------- the chain's word
+
+-- name: add_spent
+INSERT INTO spent (round_no, nullifier) VALUES (%s, %s) ON CONFLICT DO NOTHING;
+
+-- name: shares_of_nullifier
+SELECT id FROM shares WHERE tag = ANY (%s) ORDER BY id;
+
+-- name: bury
+INSERT INTO tombstones (round_no, mac) VALUES (%s, %s) ON CONFLICT DO NOTHING;
+
+-- name: last_leaves
+SELECT start_index, height, length(leaves) / 32 FROM tree_leaves
+WHERE round_no = %s ORDER BY start_index DESC LIMIT 1;
+
+-- name: leaves_between
+SELECT start_index, leaves FROM tree_leaves
+WHERE round_no = %(round_no)s AND start_index < %(stop)s AND start_index + length(leaves) / 32 > %(start)s
+ORDER BY start_index;
+
+-- name: add_leaves
+INSERT INTO tree_leaves (round_no, start_index, height, leaves) VALUES (%s, %s, %s, %s);
+
+-- name: load_leaves
+SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
+WHERE k.round_id = %s ORDER BY l.start_index;
+
+-- name: add_subtree
+INSERT INTO tree_subtrees (round_no, idx, nodes) VALUES (%s, %s, %s)
+ON CONFLICT (round_no, idx) DO UPDATE SET nodes = excluded.nodes WHERE tree_subtrees.nodes <> excluded.nodes;
+
+-- name: load_subtrees
+SELECT t.idx, t.nodes FROM tree_subtrees t JOIN round_keys k ON k.no = t.round_no
+WHERE k.round_id = %s ORDER BY t.idx;
+
+-- name: drop_leaves
+DELETE FROM tree_leaves WHERE round_no = %s;
+
+-- name: drop_subtrees
+DELETE FROM tree_subtrees WHERE round_no = %s;
+
+-- ---------------------------------------------------------------- the purge
+
+-- name: purge_tombstones
+DELETE FROM tombstones WHERE round_no = %(round_no)s AND mac IN (
+  SELECT mac FROM tombstones WHERE round_no = %(round_no)s LIMIT %(limit)s);
+
+-- name: purge_spent
+DELETE FROM spent WHERE round_no = %(round_no)s AND nullifier IN (
+  SELECT nullifier FROM spent WHERE round_no = %(round_no)s LIMIT %(limit)s);
+
+-- name: purge_counters
+DELETE FROM counters WHERE round_no = %s;
+
+-- name: purge_round
+DELETE FROM rounds WHERE round_no = %s;
+
+-- name: purge_round_key
+DELETE FROM round_keys WHERE no = %s;
+
+-- ---------------------------------------------------------------- operators
+
+-- The sealed witness stands where SQLite has `submit_at`: the reader puts it there.
+
+-- name: list_waiting
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE k.round_id = %(round_id)s AND s.state = 0
+  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
+ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
+
+-- name: list_under_way
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = %(state)s AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
+  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
+ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
+
+-- name: all_round_ids
+SELECT round_id FROM round_keys ORDER BY no;
+
+-- name: shares_by_prefix
+SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.id, NULL, r.vote_end_time
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
+WHERE s.mac BETWEEN %s AND %s LIMIT 2;
+
+-- name: history
+SELECT at_ms, stage, note, counted FROM history WHERE share_id = %s ORDER BY n;
+
+-- name: reveal_facts
+SELECT message, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
+FROM reveals WHERE share_id = %s;
+
+-- name: damaged
+SELECT ref, round_id, state FROM damaged ORDER BY share_id;
+
+-- name: due_ahead
+SELECT greatest(0, (due_ms - %(now_ms)s) / 60000), count(*) FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0
+  AND due_ms < %(now_ms)s + 60000 * %(minutes)s::bigint
+GROUP BY 1
+UNION ALL
+SELECT -1, sum(n)::bigint FROM counters
+WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 HAVING sum(n) > 0;
+
+-- name: failures
+SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
+FROM shares s WHERE s.state <> 0 AND s.state = 3
+GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
+
+-- ---------------------------------------------------------------- operators' acts
+
+-- name: begin_action
+INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted)
+SELECT coalesce(max(id), 0) + 1, %s, %s, %s, %s, %s, %s FROM actions RETURNING id;
+
+-- name: end_action
+UPDATE actions SET ended_ms = %s, outcome = %s WHERE id = %s;
+
+-- name: trim_actions
+DELETE FROM actions WHERE id <= %s;
+
+-- name: actions
+SELECT id, uid, who, way, begun_ms, what, wanted, ended_ms, outcome FROM actions ORDER BY id DESC LIMIT %s;
+
+-- name: failed_ids
+SELECT id FROM shares WHERE state <> 0 AND state = 3
+  AND (%(round_no)s::bigint IS NULL OR round_no = %(round_no)s) AND id > %(after)s
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT %(limit)s;
+
+-- name: ids_by_prefix
+SELECT id FROM shares WHERE mac BETWEEN %s AND %s LIMIT 2;
+
+-- name: failed_groups
+SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = 3 AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
+  AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
+GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
+
+-- name: add_failed_before
+INSERT INTO failed_before (day, stage, reason, n) VALUES (%(day)s, %(stage)s, %(reason)s, %(n)s)
+ON CONFLICT (day, stage, reason) DO UPDATE SET n = failed_before.n + excluded.n;
+
+-- name: has_failed_before
+SELECT 1 FROM failed_before WHERE day = %(day)s AND stage = %(stage)s AND reason = %(reason)s;
+
+-- name: kinds_failed_before
+SELECT count(*) FROM failed_before WHERE day = %s;
+
+-- name: sweep_failed_before
+DELETE FROM failed_before WHERE day < %(first)s OR day > %(last)s;
+
+-- name: failed_before
+SELECT day, stage, reason, n FROM failed_before ORDER BY day DESC, stage, reason;
+
+-- name: tree_sizes
+SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
+FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.round_id;
+
+-- name: rounds_of_spent
+SELECT k.round_id FROM round_keys k WHERE EXISTS (
+  SELECT 1 FROM spent s WHERE s.round_no = k.no AND s.nullifier = %s);

@@ -1,0 +1,136 @@
+"""All of the Store protocol on PostgreSQL: the same operations as on SQLite, for several hosts at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from helper.clock import Clock, SystemClock
+from helper.errors import StoreError
+from helper.store.part_acts import ActsPart
+from helper.store.part_chain import ChainPart
+from helper.store.part_queue import QueuePart, report_damaged
+from helper.store.part_work import WorkPart
+from helper.store.postgres.link import make_link
+from helper.store.postgres.reader import PgReader
+from helper.store.postgres.sealing import Sealing
+from helper.store.postgres.seals import Seals
+from helper.store.postgres.tx import Hands, PgTx
+from helper.store.postgres.writer import PgWriter
+from helper.store.rows import DamagedShare
+from helper.store.writer import WriterStats
+
+log = structlog.get_logger("helper.store")
+
+LEASE_SECONDS: Final = 10.0
+"""After how long without a word a host loses the shares that it has in hand."""
+_WORDS_A_LEASE: Final = 3
+
+
+class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
+    """All of `helper.store.base.Store` in one schema of a PostgreSQL database.
+
+    Args:
+        address: `postgresql://user@host/database`; over a network with TLS that is verified, or it is refused.
+        seals: the keys that the hosts share; witnesses and messages are sealed with them.
+        host: this host's name, another one on every host.
+        schema: the namespace of the tables.
+        clock: gives the times of history.
+        lease: seconds after which a host that is not heard of loses the shares that it has in hand.
+        on_damaged: called on the event loop with each row that failed its check and was set aside.
+
+    Raises:
+        StoreError: the address, the schema or the host's name will not do.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        seals: Seals,
+        host: str,
+        schema: str = "svote_helper",
+        clock: Clock | None = None,
+        lease: float = LEASE_SECONDS,
+        on_damaged: Callable[[DamagedShare], None] = report_damaged,
+    ) -> None:
+        self._clock = SystemClock() if clock is None else clock
+        link = make_link(address, schema=schema, host=host)
+        self._hands = Hands(host, lease)
+        self._writer: PgWriter = PgWriter(link, seals, self._hands, on_damaged)
+        self._reader: PgReader = PgReader(link, Sealing(seals))
+        self._operators: PgReader = self._reader
+        self._heard: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Connect, and make the schema or bring it up to date.
+
+        Raises:
+            StoreForeign: the schema is another program's, or a newer version's.
+            StoreCorrupt: its own keys are damaged.
+            StoreLocked: another process uses this host's name.
+            StoreError: it can not be reached, forgets what it has answered for, or has other keys than this host.
+        """
+        await self._writer.start()
+        try:
+            await self._reader.open()
+        except BaseException:
+            await self.close()
+            raise
+        self._heard = asyncio.create_task(self._be_heard(), name="store-leases")
+
+    async def close(self) -> None:
+        """Finish what was handed in, and disconnect. Shares in hand are another host's when their lease is over."""
+        if self._heard is not None:
+            heard, self._heard = self._heard, None
+            heard.cancel()
+            with suppress(asyncio.CancelledError):
+                await heard
+        await self._reader.close()
+        await self._writer.stop()
+
+    async def _be_heard(self) -> None:
+        """Renew the leases of what this host has in hand, for as long as its event loop turns."""
+        while True:
+            await asyncio.sleep(self._hands.lease / _WORDS_A_LEASE)
+            if self._hands.fences:
+                try:
+                    await self._writer.run(renew)
+                except StoreError as error:
+                    log.warning("leases could not be renewed", error=str(error))
+
+    async def erased(self) -> None:
+        """Have the space of everything deleted before this call taken back. What was secret in it is sealed."""
+        await self._writer.run(lambda _tx: None)
+        await self._operators.run(b"VACUUM shares, reveals, history, claims")
+
+    async def verify(self) -> list[str]:
+        """Look through all live shares: damaged ones are set aside. PostgreSQL's own `pg_amcheck` does the rest."""
+        await self._check_rows()
+        return []
+
+    async def skew(self) -> float:
+        """How many seconds the database's clock is ahead of this host's, to within the time of one question."""
+        before = self._clock.now()
+        ((told,),) = await self._operators.fetch("database_time")
+        return float(told) - (before + self._clock.now()) / 2
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last operations could not be kept, None while they can."""
+        return self._writer.trouble
+
+    @property
+    def stats(self) -> WriterStats:
+        """What the writer has done since the start."""
+        return self._writer.stats
+
+
+def renew(tx: PgTx) -> int:
+    """Have this host's claims hold for another lease; how many do. One that another host has is none of them."""
+    hands = tx.hands
+    return tx.run("renew", {"host": hands.host, "lease": hands.lease, "fences": list(hands.fences.values())})

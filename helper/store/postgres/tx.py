@@ -1,0 +1,175 @@
+"""What operations work with on PostgreSQL: one connection inside a transaction, and what this host has in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+import psycopg
+
+from helper.share import ShareState
+from helper.store.postgres.sealing import Sealing
+from helper.store.queries import named
+from helper.store.records import ShareRow
+from helper.store.tx import UNREADABLE, Params, Tx
+
+IDS_AT_ONCE: Final = 64
+"""Numbers of shares that are taken from the database at once."""
+
+
+class AloneError(Exception):
+    """An operation must be the only one in its transaction; the writer runs it again by itself."""
+
+
+@cache
+def statements() -> dict[str, bytes]:
+    """The statements of `queries.sql` by name."""
+    text = (resources.files("helper.store.postgres") / "queries.sql").read_text("utf-8")
+    return {name: sql.encode() for name, sql in named(text).items()}
+
+
+@dataclass(slots=True)
+class Hands:
+    """The shares that this host works on, each with the fence of its claim.
+
+    Attributes:
+        host: its name.
+        lease: seconds after which a host that is not heard of loses them.
+        fences: by share; what is committed.
+    """
+
+    host: str
+    lease: float
+    fences: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PgTx(Tx):
+    """One connection inside the writer's transaction.
+
+    Attributes:
+        conn: the writing connection.
+        sealing: what goes sealed.
+        hands: what this host has in hand.
+        alone_here: the transaction has one operation.
+        changes: statements so far that were no plain query.
+    """
+
+    conn: psycopg.Connection[tuple[Any, ...]]
+    sealing: Sealing
+    hands: Hands
+    alone_here: bool = False
+    changes: int = 0
+    _beside: bool = False
+    _taken: dict[int, int] = field(default_factory=dict)
+    _laid: set[int] = field(default_factory=set)
+    _ids: list[int] = field(default_factory=list)
+
+    def run(self, name: str, params: Params = ()) -> int:
+        """Run a named statement; the number of rows that it changed."""
+        self.changes += 1
+        return self.conn.execute(statements()[name], self.sealing.outward(name, params)).rowcount
+
+    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+        """All rows of a named query."""
+        cursor = self.conn.execute(statements()[name], self.sealing.outward(name, params))
+        if not (cursor.statusmessage or "").startswith("SELECT"):
+            self.changes += 1
+        return self.sealing.inward(name, cursor.fetchall())
+
+    def many(self, name: str, rows: Iterable[Params]) -> None:
+        """Run a named statement once a row, without waiting for each answer."""
+        self.changes += 1
+        with self.conn.cursor() as cursor:
+            cursor.executemany(statements()[name], [self.sealing.outward(name, row) for row in rows])
+
+    def new_id(self) -> int:
+        """The number of the next share; those that a host took and did not use are left out."""
+        if not self._ids:
+            self._ids = [row[0] for row in reversed(self.all("new_ids", (IDS_AT_ONCE,)))]
+        return self._ids.pop()
+
+    def share(self, share_id: int) -> ShareRow | None:
+        """A share's row, locked until the end of the transaction."""
+        if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,):
+            return None
+        found = self.one("share_by_id", (share_id,))
+        return None if found is None else ShareRow(*found)
+
+    def index_is_wrong(self) -> None:
+        """Go on: another host changed the row since it was looked for, or an index needs a REINDEX by its operator."""
+
+    # ------------------------------------------------------------------ several hosts
+
+    def beside(self) -> None:
+        """Nothing changes what the chain has told until the commit."""
+        if not self._beside:
+            self.all("beside")
+            self._beside = True
+
+    def alone(self) -> None:
+        """No other host takes shares in or changes what the chain has told until the commit.
+
+        Raises:
+            AloneError: there are other operations in this transaction: two such would wait for each other.
+        """
+        if not self.alone_here:
+            raise AloneError
+        self.all("alone")
+
+    def take_up(self, share_id: int) -> None:
+        """This host works on a share from now on, under a new fence."""
+        claim = {"id": share_id, "host": self.hands.host, "lease": self.hands.lease}
+        ((fence,),) = self.all("take_up", claim)
+        self._taken[share_id] = fence
+        self._laid.discard(share_id)
+
+    def lay_down(self, share_id: int) -> None:
+        """Nobody works on a share any more."""
+        self.run("lay_down", (share_id,))
+        self._taken.pop(share_id, None)
+        self._laid.add(share_id)
+
+    def holds(self, row: ShareRow) -> bool:
+        """Whether the claim on a share that is being proven is this host's."""
+        if row.state != ShareState.WITNESSED:
+            return True
+        fence = self._taken.get(row.id, None if row.id in self._laid else self.hands.fences.get(row.id))
+        return fence is not None and self.one("holds", (row.id, fence)) is not None
+
+    def lapsed(self, limit: int) -> list[int]:
+        """Shares whose lease is over."""
+        return [row[0] for row in self.all("lapsed", (limit,))]
+
+    def left_behind(self, limit: int) -> list[int]:
+        """Shares that this host had in hand when it ended, and those whose lease is over."""
+        return [row[0] for row in self.all("left_behind", {"host": self.hands.host, "limit": limit})]
+
+    # ------------------------------------------------------------------ the transaction
+
+    def begin(self, operations: int) -> None:
+        """Begin a transaction of so many operations. What was known of rounds may have changed."""
+        self.alone_here = operations == 1
+        self.forget_rounds()
+        self.conn.execute("BEGIN")
+
+    def commit(self) -> None:
+        """Commit; from now on this host has in hand what it took up."""
+        self.conn.execute("COMMIT")
+        for share_id in self._laid:
+            self.hands.fences.pop(share_id, None)
+        self.hands.fences.update(self._taken)
+        self._forget()
+
+    def rolled_back(self) -> None:
+        """Drop all that was gathered."""
+        Tx.rolled_back(self)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._beside = False
+        self._taken.clear()
+        self._laid.clear()

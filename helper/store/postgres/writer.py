@@ -1,0 +1,255 @@
+"""The one thread of a host that writes: what waits goes into one transaction, as with SQLite; other hosts do the same.
+
+An operation that raises before it changed anything fails alone. After any other error the transaction is rolled back
+and its operations run again one by one, some of them more than once where another host was in the way. A connection
+that is lost is made anew, and the batch runs again; but if it was lost while a commit was under way, nobody knows
+whether that was kept, and the callers are told that it failed: every operation looks where its share stands before it
+does anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import psycopg
+import structlog
+
+from helper.errors import StoreError
+from helper.store.jobs import Job, resolve, settle, tell
+from helper.store.postgres.failure import is_lost, translate, worth_repeating
+from helper.store.postgres.link import Link
+from helper.store.postgres.opening import connect, prepare, take_name
+from helper.store.postgres.sealing import Sealing
+from helper.store.postgres.seals import Seals
+from helper.store.postgres.tx import AloneError, Hands, PgTx
+from helper.store.rows import DamagedShare
+from helper.store.tx import Keys
+from helper.store.writer import MAX_BATCH, WriterStats
+
+log = structlog.get_logger("helper.store")
+
+T = TypeVar("T")
+_TRIES: Final = 4
+"""How often an operation runs while other hosts are in its way."""
+
+
+class PgWriter:
+    """The writing thread of one host.
+
+    Args:
+        link: where the database is.
+        seals: the keys that the hosts share.
+        hands: what this host has in hand.
+        on_damaged: called on the event loop with each row that was set aside.
+
+    Attributes:
+        trouble: why the last batch could not be committed, None while it could.
+    """
+
+    def __init__(self, link: Link, seals: Seals, hands: Hands, on_damaged: Callable[[DamagedShare], None]) -> None:
+        self._link = link
+        self._seals = seals
+        self._hands = hands
+        self._on_damaged = on_damaged
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stopped: asyncio.Future[None] | None = None
+        self._keys: Keys | None = None
+        self._tx: PgTx | None = None
+        self.trouble: str | None = None
+        self.stats = WriterStats()
+
+    async def start(self) -> None:
+        """Connect on a new thread and make the schema ready; raises what `prepare` and `take_name` raise."""
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[None] = loop.create_future()
+        self._stopped = loop.create_future()
+        self._jobs = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._main, args=(loop, started, self._stopped), name="store-writer", daemon=True
+        )
+        self._thread.start()
+        try:
+            await started
+        except BaseException:
+            self._thread = None
+            self._jobs.put(None)
+            raise
+
+    async def stop(self) -> None:
+        """Finish what was handed in, and disconnect."""
+        if self._thread is None or self._stopped is None:
+            return
+        self._thread = None
+        self._jobs.put(None)
+        await self._stopped
+
+    async def run(self, op: Callable[[PgTx], T], *, after_erasure: bool = False) -> T:
+        """Run an operation; returns when it is on the database's disk. It goes on when the caller is cancelled.
+
+        Args:
+            op: the operation.
+            after_erasure: nothing here: what would have to be erased is sealed.
+
+        Raises:
+            StoreError: nothing of it was kept, as far as is known.
+        """
+        if self._thread is None:
+            raise StoreError("the database is not open", advice="Start the helper again.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put(Job(op, loop, future, after_erasure))
+        return await future
+
+    @property
+    def keys(self) -> Keys:
+        """The database's own keys, while it is open."""
+        if self._keys is None:
+            raise StoreError("the database is not open", advice="Start the helper again.")
+        return self._keys
+
+    # ------------------------------------------------------------------ the thread
+
+    def _main(
+        self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], stopped: asyncio.Future[None]
+    ) -> None:
+        try:
+            self._connect()
+        except Exception as error:
+            tell(loop, settle, started, translate(error))
+            return
+        tell(loop, settle, started, None)
+        try:
+            self._serve()
+        finally:
+            self._disconnect()
+            tell(loop, settle, stopped, None)
+
+    def _connect(self) -> PgTx:
+        conn = connect(self._link)
+        try:
+            take_name(conn, self._link)  # first: whoever has no name changes nothing
+            self._keys = prepare(conn, self._link, self._seals)
+        except BaseException:
+            conn.close()
+            raise
+        self._tx = PgTx(self._keys, conn, Sealing(self._seals), self._hands)
+        return self._tx
+
+    def _disconnect(self) -> None:
+        if self._tx is not None:
+            tx, self._tx = self._tx, None
+            with suppress(psycopg.Error):
+                tx.conn.close()
+
+    def _serve(self) -> None:
+        going = True
+        while going:
+            batch, going = self._collect()
+            try:
+                if batch:
+                    self._work(batch)
+            except Exception as error:
+                # Nothing may end this thread: callers would wait for ever. Whoever was answered is passed over.
+                if not isinstance(error, psycopg.Error | StoreError):
+                    log.exception("the writer failed")
+                self._fail(batch, error)
+
+    def _collect(self) -> tuple[list[Job], bool]:
+        """All that waits now, at least one job, and whether to go on after it."""
+        batch: list[Job] = []
+        job = self._jobs.get()
+        with suppress(queue.Empty):
+            while job is not None:
+                batch.append(job)
+                if len(batch) == MAX_BATCH:
+                    return batch, True
+                job = self._jobs.get_nowait()
+            return batch, False
+        return batch, True
+
+    def _work(self, batch: list[Job]) -> None:
+        """Run a batch, whole or in parts; every job of it is answered."""
+        done = 0
+        in_doubt = False
+        try:
+            tx = self._tx or self._connect()
+            tx.begin(len(batch))
+            for done, job in enumerate(batch):  # noqa: B007 - where it stopped is needed below
+                self._do(tx, job)
+            tx.flush_counts()
+            in_doubt = True
+            tx.commit()
+        except Exception as error:
+            self._roll_back()
+            self._after(error, batch, done, in_doubt=in_doubt)
+            return
+        self.trouble = None
+        self.stats.commits += 1
+        self.stats.operations += len(batch)
+        if tx.found:
+            found, tx.found = tx.found, []
+            tell(batch[0].loop, self._report, found)
+        tx.erased = False
+        resolve(batch)
+
+    def _do(self, tx: PgTx, job: Job) -> None:
+        before = tx.changes
+        try:
+            job.value = job.op(tx)
+        except Exception as error:
+            if isinstance(error, psycopg.Error | AloneError) or tx.changes != before:
+                raise
+            job.error = translate(error)
+
+    def _after(self, error: Exception, batch: list[Job], stopped_at: int, *, in_doubt: bool) -> None:
+        """Run in parts what could not be committed as a whole, or tell its callers."""
+        self.stats.failures += 1
+        for job in batch:
+            job.value, job.error = None, None
+        if is_lost(error) or self._tx is None:
+            self._disconnect()
+            if in_doubt or batch[0].tries:
+                self._fail(batch, error)
+            else:
+                batch[0].tries += 1
+                self._work(batch)
+        elif isinstance(error, AloneError):
+            for part in (batch[:stopped_at], batch[stopped_at : stopped_at + 1], batch[stopped_at + 1 :]):
+                if part:
+                    self._work(part)
+        elif len(batch) > 1:
+            for job in batch:
+                self._work([job])
+        elif worth_repeating(error) and batch[0].tries < _TRIES:
+            batch[0].tries += 1
+            self._work(batch)
+        else:
+            self._fail(batch, error)
+
+    def _fail(self, batch: list[Job], error: Exception) -> None:
+        told = translate(error)
+        if is_lost(error):
+            self.trouble = str(told)
+        for job in batch:
+            job.value, job.error = None, told
+        resolve(batch)
+
+    def _roll_back(self) -> None:
+        if self._tx is None:
+            return
+        try:
+            self._tx.conn.execute("ROLLBACK")
+        except psycopg.Error:
+            self._disconnect()
+        else:
+            self._tx.rolled_back()
+
+    def _report(self, found: list[DamagedShare]) -> None:
+        for share in found:
+            self._on_damaged(share)

@@ -1,0 +1,334 @@
+"""Several hosts on one PostgreSQL database: who works on what, what a late host may still do, and what is lost.
+
+What one host's store does is asked in `conformance/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from secrets import token_hex
+
+import pytest
+
+from helper.errors import StoreError, StoreForeign, StoreLocked
+from helper.share import ShareState
+from helper.store.base import DamagedShare, Enqueued
+from helper.store.postgres import PostgresStore
+from tests.support.clock import FakeClock
+from tests.support.postgres import Cluster, binaries
+from tests.support.process import PATIENCE
+from tests.unit.store.conformance.places import SEALS, PostgresPlace
+from tests.unit.store.conformance.test_chain_facts import ToldRound
+from tests.unit.store.parts import NOW, ROUND, claim, posted, put, reveal
+
+CLUSTERS = ["cluster"] if binaries() is not None else []
+pytestmark = pytest.mark.parametrize("place", CLUSTERS, indirect=True)
+Join = Callable[[str], Awaitable[PostgresStore]]
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> PostgresPlace:
+    return PostgresPlace(request.getfixturevalue(request.param).address, f"test_{token_hex(6)}")
+
+
+@pytest.fixture
+async def join(place: PostgresPlace, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Join]:
+    """Lets a host join, by its name."""
+    stores: list[PostgresStore] = []
+
+    async def joined(host: str) -> PostgresStore:
+        one = place.store(clock, reported.append, host=host)
+        await one.open()
+        stores.append(one)
+        return one
+
+    yield joined
+    for one in stores:
+        await one.close()
+
+
+def run_out(place: PostgresPlace) -> None:
+    """Let every lease be over, as after a host's long silence."""
+    place.change("UPDATE claims SET until = now() - interval '1 second'")
+
+
+# ---------------------------------------------------------------------- who works on what
+
+
+async def test_hosts_take_up_different_shares_and_in_the_same_order_as_one_would(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, *range(40), submit_at=int(NOW) + 5)
+
+    taken = [await claim(host, limit=1) for _ in range(20) for host in (one, two)]
+
+    ids = [share.id for some in taken for share in some]
+    assert len(set(ids)) == 40
+    again = await join("three")
+    ranks = [row[0] for row in await again._operators.run(b"SELECT id FROM shares ORDER BY due_ms, rank")]
+    assert ids == ranks
+
+
+async def test_what_hosts_claim_at_once_is_claimed_once(join: Join) -> None:
+    hosts = [await join(name) for name in ("one", "two", "three")]
+    await put(hosts[0], *range(90))
+
+    taken = await asyncio.gather(*(claim(host, limit=10) for _ in range(4) for host in hosts))
+    rest = await claim(hosts[0])
+
+    ids = [share.id for some in (*taken, rest) for share in some]
+    assert len(ids) == len(set(ids)) == 90
+
+
+async def test_the_same_share_posted_to_two_hosts_at_once_is_queued_once(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    shares = [posted(number) for number in range(40)]
+
+    told = await asyncio.gather(
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares for host in (one, two))
+    )
+
+    assert told.count(Enqueued.QUEUED) == told.count(Enqueued.DUPLICATE) == 40
+    assert await one.counts() == await two.counts() == {ROUND: {ShareState.RECEIVED: 40}}
+
+
+async def test_a_share_that_comes_while_another_host_sees_it_counted_is_never_left_waiting(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    shares = [posted(number) for number in range(60)]
+
+    await asyncio.gather(
+        *(one.enqueue(share.share, share.nullifier, now=NOW) for share in shares),
+        *(two.apply_block(n, [(ROUND, share.nullifier)], now=NOW) for n, share in enumerate(shares)),
+    )
+
+    assert await claim(one) == []
+    assert set((await two.counts()).get(ROUND, {})) <= {ShareState.SUBMITTED}
+    assert await one.cursor() == 59
+
+
+# ---------------------------------------------------------------------- leases and fences
+
+
+async def test_a_silent_hosts_shares_are_another_hosts_at_their_own_times(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1, submit_at=int(NOW) + 3)
+    (mine,) = await claim(one)
+    assert await claim(two) == []
+    seconds = place.rows("SELECT extract(epoch FROM until)::float8 FROM claims")
+    assert await two.next_due_ms([ROUND]) == pytest.approx(seconds[0][0] * 1000, abs=1)
+    assert await one.next_due_ms([ROUND]) is None
+
+    run_out(place)
+    (theirs,) = await claim(two)
+
+    assert theirs.share == mine.share
+    assert (theirs.due_ms, theirs.attempts, theirs.crashes) == (mine.due_ms, 0, 0)
+
+
+STALE: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
+    "prepare": lambda store, share: store.prepare(share, reveal(1)),
+    "put_back": lambda store, share: store.put_back(share, stage="tree", note="late"),
+    "release": lambda store, share: store.release(share),
+    "record_crash": lambda store, share: store.record_crash(share, due_ms=0, note="late"),
+    "retry": lambda store, share: store.retry(share, due_ms=0, stage="proof", note="late"),
+    "fail": lambda store, share: store.fail(share, stage="proof", note="late", spend_attempt=True),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+async def test_a_host_that_comes_back_too_late_changes_nothing(join: Join, place: PostgresPlace, name: str) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1)
+    (mine,) = await claim(one)
+    run_out(place)
+    (theirs,) = await claim(two)
+    kept = [place.rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")]
+
+    assert not await STALE[name](one, mine.id)
+
+    assert [place.rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")] == kept
+    assert await two.prepare(theirs.id, reveal(2))
+    (sent,) = await one.unconfirmed()
+    assert sent.prepared == reveal(2)
+
+
+async def test_a_claim_ends_with_the_work_and_is_not_renewed_for_another_host(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1, 2)
+    first, second = await claim(one)
+    assert await one.prepare(first.id, reveal(1))
+    assert place.rows("SELECT share_id, host FROM claims") == [(second.id, "one")]
+    run_out(place)
+    await claim(two)
+    (before,) = place.rows("SELECT * FROM claims")
+
+    assert await one._writer.run(lambda tx: tx.run("renew", {"host": "one", "lease": 9.0, "fences": [1, 2, 3]})) == 0
+
+    assert place.rows("SELECT * FROM claims") == [before]
+
+
+async def test_a_host_that_lives_keeps_what_it_has_in_hand(
+    place: PostgresPlace, clock: FakeClock, reported: list[DamagedShare]
+) -> None:
+    store = place.store(clock, reported.append, lease=0.3)
+    await store.open()
+    try:
+        await put(store, 1)
+        await claim(store)
+        ((first,),) = place.rows("SELECT until FROM claims")
+        async with asyncio.timeout(PATIENCE):
+            while place.rows("SELECT until FROM claims")[0][0] <= first:
+                await asyncio.sleep(0.05)
+    finally:
+        await store.close()
+
+
+async def test_a_hosts_own_shares_go_back_when_it_starts_again_and_others_stay(
+    join: Join, place: PostgresPlace
+) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1, 2)
+    await claim(one, limit=1)
+    await claim(two, limit=1)
+    await one.close()
+
+    again = await join("one")
+
+    assert await again.recover() == 1
+    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
+    assert [row[0] for row in place.rows("SELECT host FROM claims")] == ["two"]
+
+
+async def test_the_end_of_a_round_takes_shares_out_of_any_hosts_hands(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    await one.save_rounds([ToldRound()], NOW)
+    await put(one, 1)
+    (mine,) = await claim(one)
+
+    assert await two.close_unspent(ROUND, note="closed") == 1
+
+    assert not await one.put_back(mine.id, stage="tree", note="late")
+    assert await two.purge(ROUND) == 1
+    assert not await one.release(mine.id)
+
+
+# ---------------------------------------------------------------------- what is lost
+
+
+async def test_a_lost_connection_is_made_anew_and_a_host_keeps_its_claims(join: Join, place: PostgresPlace) -> None:
+    one = await join("one")
+    await put(one, 1)
+    (mine,) = await claim(one)
+
+    place.change("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
+    with suppress(StoreError):
+        await put(one, 2)
+    await put(one, 2)
+
+    assert await one.prepare(mine.id, reveal(1))
+    assert one.trouble is None
+    assert await one.counts() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
+
+
+async def test_nothing_that_was_answered_is_lost_with_the_server(
+    place: PostgresPlace, join: Join, request: pytest.FixtureRequest
+) -> None:
+    server: Cluster = request.getfixturevalue("cluster")
+    one = await join("one")
+    answered: list[int] = []
+
+    async def post(number: int) -> None:
+        with suppress(StoreError):
+            await put(one, number)
+            answered.append(number)
+
+    posts = [asyncio.create_task(post(number)) for number in range(600)]
+    async with asyncio.timeout(PATIENCE):
+        while not answered:
+            await asyncio.sleep(0)
+    server.stop(signal.SIGQUIT)
+    await asyncio.gather(*posts)
+    with pytest.raises(StoreError, match="can not be reached"):
+        await put(one, 1000)
+    assert one.trouble is not None
+    server.start()
+
+    await put(one, 1000)
+    assert one.trouble is None
+    known = [await one.is_known(posted(number).share.key) for number in (*answered, 1000)]
+    assert all(known)
+
+
+# ---------------------------------------------------------------------- what may not be
+
+
+async def test_a_name_is_one_hosts_alone(join: Join, place: PostgresPlace, clock: FakeClock) -> None:
+    one = await join("one")
+    with pytest.raises(StoreLocked, match="'one'"):
+        await place.store(clock, print, host="one").open()
+    await one.close()
+    await (await join("one")).close()
+
+
+async def test_a_host_with_another_key_is_refused_and_keys_can_be_changed(
+    place: PostgresPlace, clock: FakeClock, join: Join
+) -> None:
+    one = await join("one")
+    await put(one, 1)
+    await one.close()
+    with pytest.raises(StoreError, match="key"):
+        await place.store(clock, print, seals=[b"x" * 32]).open()
+
+    both = place.store(clock, print, seals=[b"x" * 32, *SEALS])
+    await both.open()
+    assert await both.enqueue(posted(1).share, posted(1).nullifier, now=NOW) is Enqueued.DUPLICATE
+    await put(both, 2)
+    assert {one.share for one in await claim(both)} == {posted(1).share, posted(2).share}
+    assert len(await both.apply_block(1, [(ROUND, posted(n).nullifier) for n in (1, 2)], now=NOW)) == 2
+    await both.close()
+    with pytest.raises(StoreError, match="key"):
+        await place.store(clock, print, seals=SEALS).open()
+
+
+async def test_another_programs_schema_and_a_newer_versions_are_refused(
+    place: PostgresPlace, clock: FakeClock, join: Join
+) -> None:
+    await (await join("one")).close()
+    place.change("UPDATE schema_version SET version = 99")
+    with pytest.raises(StoreForeign, match="newer"):
+        await place.store(clock, print).open()
+    place.change("DROP TABLE schema_version")
+    with pytest.raises(StoreForeign, match="another program"):
+        await place.store(clock, print).open()
+
+
+async def test_no_witness_ever_reaches_the_servers_disk(
+    join: Join, place: PostgresPlace, request: pytest.FixtureRequest
+) -> None:
+    server: Cluster = request.getfixturevalue("cluster")
+    one = await join("one")
+    await put(one, 901, 902)
+    first, _ = await claim(one)
+    await one.prepare(first.id, reveal(901))
+    place.change("CHECKPOINT")
+
+    disk = b"".join(file.read_bytes() for file in server.data.rglob("*") if file.is_file())
+    assert place.schema.encode() in disk
+    for number in (901, 902):
+        share = posted(number).share
+        secrets = [share.shares_hash, share.share_comms[:32], share.primary_blind, share.c1, share.c2]
+        secrets += [posted(number).nullifier, reveal(number).tx_hash, reveal(number).message[40:80]]
+        found = [n for n, secret in enumerate(secrets) if secret in disk or secret.hex().encode() in disk]
+        assert found == []
+    await one.apply_block(1, [(ROUND, posted(901).nullifier)], now=NOW)
+    await one.erased()
+    assert place.rows("SELECT id FROM shares") == [(2,)]
+
+
+async def test_the_clocks_are_compared(join: Join, clock: FakeClock) -> None:
+    one = await join("one")
+    ahead = await one.skew()
+    clock.advance(100)
+    assert await one.skew() == pytest.approx(ahead - 100, abs=30)
