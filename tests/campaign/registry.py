@@ -23,6 +23,7 @@ NAMES = (
     "retention",
     "eavesdropper",
     "hostile",
+    "hosts",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
 HURRIED = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")

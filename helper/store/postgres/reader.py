@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import psycopg
@@ -17,6 +18,9 @@ from helper.store.tx import Params
 
 CONNECTIONS: Final = 4
 """Connections of one host that read; operators' questions and wallets' share them."""
+
+# What the pool would say of lost connections, our errors say.
+logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 
 class PgReader:

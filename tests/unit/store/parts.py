@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
@@ -83,6 +84,12 @@ def reveal(number: int) -> PreparedReveal:
         circuit="k10",
         height=101,
     )
+
+
+def message_of(one: QueuedShare, maker: str) -> PreparedReveal:
+    """A message for a claimed share, with the name of who made it."""
+    message = b"\x04" + one.nullifier + maker.encode()
+    return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 
 async def put(store: WholeStore, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
