@@ -14,7 +14,7 @@ from pathlib import Path
 from helper.clock import SystemClock
 from helper.share import Share
 from helper.store.opening import Opened, open_database
-from helper.store.tx import Tx
+from helper.store.tx import SqliteTx
 from helper.store.work import enqueue
 
 AT_ONCE = 10_000
@@ -63,7 +63,7 @@ def opened(path: Path) -> Iterator[Opened]:
 
 
 @contextmanager
-def transaction(database: Opened) -> Iterator[Tx]:
+def transaction(database: Opened) -> Iterator[SqliteTx]:
     """One transaction, as the writer makes them."""
     database.tx.conn.execute("BEGIN IMMEDIATE")
     yield database.tx

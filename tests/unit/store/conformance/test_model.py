@@ -380,7 +380,7 @@ class Model(RuleBasedStateMachine):
         assert self.run(self.store.cursor()) == self.cursor
 
 
-EXAMPLES = {"sqlite": 60, "postgres": 12}
+EXAMPLES = {"sqlite": 60, "postgres": 5}
 """The file's writes are not waited for by a network's round trips."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helper.share import ShareState
-from helper.store.rows import QueueFilter
+from helper.store.rows import DueAhead, QueueFilter
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.places import Place
 from tests.unit.store.conformance.test_chain_facts import ToldRound
@@ -111,3 +111,21 @@ async def test_lists_are_by_time_due_and_filtered(store: WholeStore) -> None:
     assert await listed(QueueFilter(due_before_ms=(start + 2) * 1000)) == [1]
     assert await listed(QueueFilter(stage="proof")) == [1]
     assert await listed(QueueFilter(stage="accepted", round_id=OTHER_ROUND)) == [2]
+
+
+async def test_what_waits_is_counted_by_minute_and_what_failed_by_reason(store: WholeStore) -> None:
+    start = int(NOW)
+    await put(store, 1, 2)
+    await put(store, 3, submit_at=start + 59)
+    await put(store, 4, submit_at=start + 60)
+    await put(store, 5, 6, submit_at=start + 3600)
+    assert await store.due_ahead(now=NOW) == {ROUND: DueAhead((3, 1, *[0] * 58), 2)}
+
+    for queued in await claim(store, now=NOW + 60):
+        reason = "refused" if queued.id % 2 else "no leaf"
+        await store.fail(queued.id, stage="proof", note=reason, spend_attempt=True)
+
+    assert await store.due_ahead(now=NOW) == {ROUND: DueAhead((0,) * 60, 2)}
+    told = {(group.stage, group.note, group.count) for group in await store.failures(limit=9)}
+    assert told == {("proof", "refused", 2), ("proof", "no leaf", 2)}
+    assert len(await store.failures(limit=1)) == 1
