@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -144,11 +144,12 @@ async def _hurt(setting: Setting, findings: Findings, cluster: Cluster) -> None:
             due[one.nullifier] = one.share.submit_at
             await store.enqueue(one.share, one.nullifier, now=time.time())
         began, silence = time.monotonic(), 0.0
-        for number in range(setting.scale(100, 4)):
-            await asyncio.sleep(dice.uniform(0.2, setting.scale(3.0, 0.8)))
-            how, seconds = await _hurt_one(place, hosts[number % 3], dice, lease, number)
-            hurts[how] += 1
-            silence = max(silence, seconds)
+        with _looking(place) as in_hand:
+            for number in range(setting.scale(100, 4)):
+                await asyncio.sleep(dice.uniform(0.2, setting.scale(3.0, 0.8)))
+                how, seconds = await _hurt_one(in_hand, hosts[number % 3], dice, lease, number)
+                hurts[how] += 1
+                silence = max(silence, seconds)
         cluster.stop(signal.SIGQUIT)
         cluster.start()
         back = time.monotonic()
@@ -173,26 +174,29 @@ async def _hurt(setting: Setting, findings: Findings, cluster: Cluster) -> None:
     findings.figure("seconds from due to sent, at most", sender.latest)
 
 
-async def _hurt_one(
-    place: PostgresPlace, host: Host, dice: random.Random, lease: float, number: int
-) -> tuple[str, float]:
+Hands = Callable[[str], Awaitable[int]]
+"""How many shares a host has in hand, as the database has it."""
+
+
+async def _hurt_one(in_hand: Hands, host: Host, dice: random.Random, lease: float, number: int) -> tuple[str, float]:
     """Kill it or stop it, mostly for longer than its lease, with something in its hands if it gets any.
 
     Returns:
         What was done, and after how many seconds it had nothing in hand any more (0 if it came back earlier).
     """
-    patience = time.monotonic() + 2
-    while not await _in_hand(place, host) and time.monotonic() < patience:
-        await asyncio.sleep(0.02)
     kill, long = number % 2 == 0, number < 2 or dice.random() < 0.7
+    patience = time.monotonic() + 2
+    host.send(signal.SIGSTOP)
+    while not await in_hand(host.name) and time.monotonic() < patience:
+        host.send(signal.SIGCONT)
+        await asyncio.sleep(0.05)
+        host.send(signal.SIGSTOP)
+    silent, busy = time.monotonic(), "yes" if await in_hand(host.name) else "none"
     if kill:
         await host.kill()
-    else:
-        host.send(signal.SIGSTOP)
-    silent, busy = time.monotonic(), "yes" if await _in_hand(place, host) else "none"
     if not long:
         await asyncio.sleep(lease * 0.3)
-    while long and await _in_hand(place, host) and time.monotonic() < silent + 10 * lease:
+    while long and await in_hand(host.name) and time.monotonic() < silent + 10 * lease:
         await asyncio.sleep(0.05)
     seconds = time.monotonic() - silent if long else 0
     if kill:
@@ -202,10 +206,19 @@ async def _hurt_one(
     return f"SIG{'KILL' if kill else 'STOP'} for {'long' if long else 'a moment'}, shares in hand: {busy}", seconds
 
 
-async def _in_hand(place: PostgresPlace, host: Host) -> int:
-    """How many shares a host has in hand, as the database has it."""
-    found = await asyncio.to_thread(place.rows, f"SELECT count(*) FROM claims WHERE host = '{host.name}'")
-    return int(found[0][0])
+@contextlib.contextmanager
+def _looking(place: PostgresPlace) -> Iterator[Hands]:
+    """A look at what hosts have in hand, over a connection of its own."""
+    with place.connect() as conn:
+
+        def look(host: str) -> int:
+            found = conn.execute("SELECT count(*) FROM claims WHERE host = %s", (host,)).fetchone()
+            return 0 if found is None else int(found[0])
+
+        async def in_hand(host: str) -> int:
+            return await asyncio.to_thread(look, host)
+
+        yield in_hand
 
 
 async def _answers(store: PostgresStore) -> None:

@@ -30,7 +30,7 @@ from helper.store import SqliteStore
 from helper.store.chainfacts import apply_block
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.rows import Enqueued, PreparedReveal
-from helper.store.tx import Tx
+from helper.store.tx import SqliteTx
 from helper.store.work import claim_due, enqueue
 from tests.unit.intake_parts import END, ROUND_ID, FakeChain, FakeClock
 
@@ -137,7 +137,7 @@ def steps(path: Path, waiting: int, awaiting: int) -> dict[str, int]:
     return found
 
 
-def await_confirmation(tx: Tx, first: int, number: int) -> None:
+def await_confirmation(tx: SqliteTx, first: int, number: int) -> None:
     """Put in shares whose messages were sent at height 100."""
     for share, nullifier in shares(ROUND_ID, first, first + number, DUE - 1_000_000):
         enqueue(tx, share, nullifier, 1.0)
@@ -147,7 +147,7 @@ def await_confirmation(tx: Tx, first: int, number: int) -> None:
         record_outcome(tx, queued.id, DUE * 1000, "ACCEPTED")
 
 
-def counted(tx: Tx, work: Callable[[], object]) -> int:
+def counted(tx: SqliteTx, work: Callable[[], object]) -> int:
     """The steps that this takes."""
     taken = 0
 
