@@ -21,8 +21,8 @@ def worth_repeating(error: BaseException) -> bool:
 
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is gone."""
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and (
-        error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError) and (
+        error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
     )
 
 

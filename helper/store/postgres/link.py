@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from helper.errors import StoreError
 
 CONNECT_SECONDS: Final = 5
+PATIENCE_SECONDS: Final = 3.0
 _VERIFIED: Final = frozenset({"verify-ca", "verify-full"})
 _LIVELINESS: Final = {
     "connect_timeout": CONNECT_SECONDS,
@@ -38,30 +39,39 @@ class Link:
         conninfo: what libpq is given; it may hold a password.
         schema: the namespace of the tables.
         host: the name of this host among those that share the database.
+        patience: seconds that the server waits for the next word inside a transaction: a host that is stopped there
+            must not hold what it has locked.
     """
 
     conninfo: str
     schema: str
     host: str
+    patience: float = PATIENCE_SECONDS
 
     def __repr__(self) -> str:
         return f"Link(schema={self.schema!r}, host={self.host!r})"
 
     def options(self, *, reading: bool = False) -> dict[str, Any]:
         """Keyword arguments of a connection."""
-        settings = [f"-c search_path={self.schema}", "-c timezone=UTC", *_SERVER_LIVELINESS]
+        settings = [
+            f"-c search_path={self.schema}",
+            "-c timezone=UTC",
+            f"-c idle_in_transaction_session_timeout={int(self.patience * 1000)}",
+            *_SERVER_LIVELINESS,
+        ]
         if reading:
             settings.append("-c default_transaction_read_only=on")
         return {"application_name": self.host, "options": " ".join(settings), "autocommit": True}
 
 
-def make_link(address: str, *, schema: str, host: str) -> Link:
+def make_link(address: str, *, schema: str, host: str, patience: float = PATIENCE_SECONDS) -> Link:
     """A checked address.
 
     Args:
         address: `postgresql://user@host/database?…` or libpq's `key=value` words.
         schema: lower-case letters, digits and _.
         host: up to 63 printable characters, another one on every host.
+        patience: seconds that the server waits for the next word inside a transaction.
 
     Raises:
         StoreError: it can not be read, or leads over a network without TLS.
@@ -89,7 +99,10 @@ def make_link(address: str, *, schema: str, host: str) -> Link:
     for name, value in _LIVELINESS.items():
         words.setdefault(name, str(value))
     return Link(
-        make_conninfo("", **{name: str(value) for name, value in words.items() if value is not None}), schema, host
+        make_conninfo("", **{name: str(value) for name, value in words.items() if value is not None}),
+        schema,
+        host,
+        patience,
     )
 
 

@@ -29,6 +29,8 @@ log = structlog.get_logger("helper.store")
 LEASE_SECONDS: Final = 10.0
 """After how long without a word a host loses the shares that it has in hand."""
 _WORDS_A_LEASE: Final = 3
+_PATIENCE: Final = 0.3
+"""The part of a lease after which the server ends a transaction that nothing is heard of."""
 
 
 class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
@@ -59,7 +61,7 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         self._clock = SystemClock() if clock is None else clock
-        link = make_link(address, schema=schema, host=host)
+        link = make_link(address, schema=schema, host=host, patience=lease * _PATIENCE)
         self._hands = Hands(host, lease)
         self._writer: PgWriter = PgWriter(link, seals, self._hands, on_damaged)
         self._reader: PgReader = PgReader(link, Sealing(seals))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from secrets import token_hex
@@ -17,6 +18,7 @@ from helper.errors import StoreError, StoreForeign, StoreLocked
 from helper.share import ShareState
 from helper.store.base import DamagedShare, Enqueued
 from helper.store.postgres import PostgresStore
+from helper.store.postgres.tx import PgTx
 from tests.support.clock import FakeClock
 from tests.support.postgres import Cluster, binaries
 from tests.support.process import PATIENCE
@@ -152,6 +154,39 @@ async def test_a_host_that_comes_back_too_late_changes_nothing(join: Join, place
     assert await two.prepare(theirs.id, reveal(2))
     (sent,) = await one.unconfirmed()
     assert sent.prepared == reveal(2)
+
+
+async def test_a_host_that_is_stopped_in_a_transaction_holds_up_nobody(
+    join: Join, place: PostgresPlace, clock: FakeClock
+) -> None:
+    two = await join("two")
+    stopped, go_on = threading.Event(), threading.Event()
+
+    def stop_within(tx: PgTx) -> None:
+        tx.beside()
+        assert tx.share(1) is not None
+        stopped.set()
+        go_on.wait(PATIENCE)
+
+    one = place.store(clock, print, host="one", lease=1.0)
+    await one.open()
+    try:
+        await put(one, 1)
+        await claim(one)
+        stopping = asyncio.create_task(one._writer.run(stop_within))
+        assert await asyncio.to_thread(stopped.wait, PATIENCE)
+        run_out(place)
+        async with asyncio.timeout(PATIENCE / 2):
+            while not await claim(two):
+                await asyncio.sleep(0.05)
+            await two.apply_block(5, [], now=NOW)
+        go_on.set()
+        with suppress(StoreError):
+            await stopping
+        await put(one, 2)
+    finally:
+        go_on.set()
+        await one.close()
 
 
 async def test_a_claim_ends_with_the_work_and_is_not_renewed_for_another_host(join: Join, place: PostgresPlace) -> None:
