@@ -40,7 +40,7 @@ def shares(round_id: bytes, first: int, last: int, due: int) -> Iterator[tuple[S
                 share_index=number % 16,
                 proposal_id=1,
                 vote_decision=number >> 24,
-                tree_position=number & 0xFFFFFF,
+                tree_position=0xFFFFFF - (number & 0xFFFFFF),  # beyond those of real votes
                 submit_at=due + number * 7919 % SPREAD_SECONDS,
                 shares_hash=noise[:32],
                 share_comms=noise[32:544],

@@ -109,14 +109,14 @@ class Queue:
         vote, position = next(self.votes)
         first = soon(2)
         for number in range(LONE):
-            await helper.post(ballot.post_body(vote, vote.shares[number], position, first + number))
+            await _queued(helper, ballot.post_body(vote, vote.shares[number], position, first + number))
         await helper.until("has dispatched lone shares", lambda facts: facts["counts"].get("broadcast", 0) >= LONE)
         timing = (await helper.service())["lateness_start"]
         figures |= {"lone_p50_ms": timing["p50_ms"], "lone_max_ms": timing["max_ms"]}
         votes = [next(self.votes) for _ in range(BURST_VOTES)]
         due = soon(3 + BURST_VOTES * ballot.SHARES / 40)
         for vote, position in votes:
-            posts = (helper.post(ballot.post_body(vote, share, position, due)) for share in vote.shares)
+            posts = (_queued(helper, ballot.post_body(vote, share, position, due)) for share in vote.shares)
             await asyncio.gather(*posts)
         if time.time() > due:
             raise SystemExit("posting took too long")
@@ -173,10 +173,15 @@ async def _first(queue: Queue, round_id: bytes, position: int) -> None:
     try:
         await helper.ready()
         await helper.knows_leaf(round_id, position)
-        answer = await helper.post(queue.known)
-        assert answer.json() == {"status": "queued"}, answer.text
+        await _queued(helper, queue.known)
     finally:
         await helper.stop()
+
+
+async def _queued(helper: Helper, body: Any) -> None:
+    """Post a share that must be taken."""
+    answer = await helper.post(body)
+    assert answer.json() == {"status": "queued"}, answer.text
 
 
 def last_id(helper: Helper) -> int:
