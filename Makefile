@@ -14,8 +14,8 @@ SYSTEM := strace=strace faketime=faketime
 # database would start it: there they are used only if they are there already.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql)
-# Tests that need the machine for themselves: real proofs against the clock, promises about time, and a browser.
-ALONE := tests/integration/test_demo.py tests/campaign/test_quick_alone.py tests/browser
+# Tests that need the machine for themselves: real proofs against the clock, promises about time, costs, and a browser.
+ALONE := tests/integration/test_demo.py tests/integration/test_speed.py tests/campaign/test_quick_alone.py tests/browser
 # The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
 WALLET := build/browser/keplr.js
