@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 RECORDED = Path(__file__).parent / "recorded" / "round"
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end what the tests start: whatever a script starts in the background hands on that it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
