@@ -26,8 +26,15 @@ async def prove(store: PostgresStore, name: str, one: QueuedShare) -> None:
     if time.time() * 1000 < one.share.submit_at * 1000:
         print("early", one.id, flush=True)
     await asyncio.sleep(PROOF_SECONDS)
-    kept = await store.prepare(one.id, message_of(one, name))
-    print("kept" if kept else "stale", one.id, flush=True)
+    while True:  # as long as it is in our hands it is in no other's
+        try:
+            kept = await store.prepare(one.id, message_of(one, name))
+        except StoreError as error:
+            print("trouble", one.id, error, flush=True)
+            await asyncio.sleep(PAUSE)
+        else:
+            print("kept" if kept else "stale", one.id, flush=True)
+            return
 
 
 async def main(address: str, schema: str, name: str, lease: float) -> None:
