@@ -19,6 +19,7 @@ import anyio.to_thread
 import structlog
 
 from helper import wire
+from helper.belonging import ShareChecks, check_share
 from helper.errors import ShareRefused
 from helper.share import Share
 from proofs import EncodingError, ProofsError, ReadShare, ShareCheck, ShareRuleError
@@ -43,27 +44,11 @@ _REASONS: Final = {
 }
 
 
-class Checks(Protocol):
+class Checks(ShareChecks, Protocol):
     """The native checks; the module `proofs` is one."""
 
     def read_shares(self, bodies: Sequence[bytes]) -> Sequence[ReadShare | None]:
         """Each body's share with what follows from it, None for one that is not plainly right."""
-        ...
-
-    def check_share(
-        self,
-        *,
-        round_id: bytes,
-        shares_hash: bytes,
-        share_comms: bytes,
-        share_index: int,
-        proposal_id: int,
-        vote_decision: int,
-        primary_blind: bytes,
-        c1: bytes,
-        c2: bytes,
-    ) -> ShareCheck:
-        """Canonical encodings, points, hashes: the vote commitment and the nullifier, or a ProofsError."""
         ...
 
 
@@ -177,17 +162,7 @@ class Checker:
     def _check(self, share: Share) -> ShareCheck:
         """Encodings, points and hashes (in a thread)."""
         try:
-            return self._checks.check_share(
-                round_id=share.round_id,
-                shares_hash=share.shares_hash,
-                share_comms=share.share_comms,
-                share_index=share.share_index,
-                proposal_id=share.proposal_id,
-                vote_decision=share.vote_decision,
-                primary_blind=share.primary_blind,
-                c1=share.c1,
-                c2=share.c2,
-            )
+            return check_share(self._checks, share)
         except EncodingError as error:
             message = _REASONS.get(error.reason, "is not valid")
             raise ShareRefused(400, message, field=error.field) from None

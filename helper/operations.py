@@ -14,11 +14,12 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from helper.belonging import ShareChecks
 from helper.errors import ActRefused, HelperError, NothingThere
 from helper.share import ShareState
 from helper.store.act_base import Action, Actor, ActStore, RowMark
 from helper.store.rows import QueueFilter
-from helper.takeover import Checks, take_over
+from helper.takeover import take_over
 
 log = structlog.get_logger("helper.operations")
 
@@ -59,7 +60,7 @@ class Operations:
     """
 
     def __init__(
-        self, *, store: ActStore, judge: Judge, checks: Checks, wake: Callable[[], None], running: bool
+        self, *, store: ActStore, judge: Judge, checks: ShareChecks, wake: Callable[[], None], running: bool
     ) -> None:
         self._store = store
         self._judge = judge

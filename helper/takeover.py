@@ -12,36 +12,17 @@ from typing import Final, Protocol
 
 import anyio.to_thread
 
+from helper.belonging import ShareChecks, check_share
 from helper.errors import ActRefused, TransferError
 from helper.share import Share
 from helper.store.act_base import Checked
 from helper.store.rows import StoredRound
 from helper.transfer import MAX_LINE, message_of, read_head, read_line
-from proofs import ProofsError, ShareCheck
+from proofs import ProofsError
 
 TAKEN_AT_ONCE: Final = 50
 """Shares that are checked and kept together: some 15 ms of hashing, outside the interpreter's lock."""
 _CHAIN_ID: Final = "chain_id"
-
-
-class Checks(Protocol):
-    """The native checks; the module `proofs` is one."""
-
-    def check_share(
-        self,
-        *,
-        round_id: bytes,
-        shares_hash: bytes,
-        share_comms: bytes,
-        share_index: int,
-        proposal_id: int,
-        vote_decision: int,
-        primary_blind: bytes,
-        c1: bytes,
-        c2: bytes,
-    ) -> ShareCheck:
-        """Canonical encodings, points, hashes: the vote commitment and the nullifier, or a ProofsError."""
-        ...
 
 
 Rounds = Mapping[bytes, StoredRound]
@@ -64,7 +45,7 @@ class TakingStore(Protocol):
 
 
 async def take_over(
-    store: TakingStore, checks: Checks, lines: AsyncIterator[bytes], *, note: str, dry: bool
+    store: TakingStore, checks: ShareChecks, lines: AsyncIterator[bytes], *, note: str, dry: bool
 ) -> AsyncIterator[Counter[str]]:
     """Take an export in, some shares at a time; yields what became of each lot.
 
@@ -98,7 +79,7 @@ async def take_over(
 
 async def _take(
     store: TakingStore,
-    checks: Checks,
+    checks: ShareChecks,
     rounds: Rounds,
     lot: Sequence[bytes],
     *,
@@ -111,15 +92,15 @@ async def _take(
     return counts
 
 
-def _check_all(checks: Checks, rounds: Rounds, lot: Sequence[bytes]) -> list[Checked | None]:
+def _check_all(checks: ShareChecks, rounds: Rounds, lot: Sequence[bytes]) -> list[Checked | None]:
     """Shares with their nullifiers, None for one that would never be counted (in a thread)."""
     return [_check(checks, rounds, line) for line in lot]
 
 
-def _check(checks: Checks, rounds: Rounds, line: bytes) -> Checked | None:
+def _check(checks: ShareChecks, rounds: Rounds, line: bytes) -> Checked | None:
     try:
         carried = read_line(line)
-        nullifier = _hashes(checks, carried.share).nullifier
+        nullifier = check_share(checks, carried.share).nullifier
     except (TransferError, ProofsError):
         return None
     told = rounds.get(carried.share.round_id)
@@ -128,20 +109,6 @@ def _check(checks: Checks, rounds: Rounds, line: bytes) -> Checked | None:
     if carried.reveal is not None and message_of(carried.reveal.prepared.message).nullifier != nullifier:
         return None
     return carried, nullifier
-
-
-def _hashes(checks: Checks, share: Share) -> ShareCheck:
-    return checks.check_share(
-        round_id=share.round_id,
-        shares_hash=share.shares_hash,
-        share_comms=share.share_comms,
-        share_index=share.share_index,
-        proposal_id=share.proposal_id,
-        vote_decision=share.vote_decision,
-        primary_blind=share.primary_blind,
-        c1=share.c1,
-        c2=share.c2,
-    )
 
 
 def _fits(share: Share, told: StoredRound) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import proofs
 from helper.api.app import make_app
 from helper.api.wallet import WalletView
+from helper.belonging import check_share
 from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
 from helper.checking import Checker
 from helper.intake import Intake
@@ -86,17 +87,7 @@ async def test_our_nullifiers_are_the_recorded_ones(
     recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]], index: int
 ) -> None:
     share = parse_share(json.dumps(recorded_shares[index]).encode())
-    check = proofs.check_share(
-        round_id=share.round_id,
-        shares_hash=share.shares_hash,
-        share_comms=share.share_comms,
-        share_index=share.share_index,
-        proposal_id=share.proposal_id,
-        vote_decision=share.vote_decision,
-        primary_blind=share.primary_blind,
-        c1=share.c1,
-        c2=share.c2,
-    )
+    check = check_share(proofs, share)
     ciphertext = base64.b64encode(share.c1 + share.c2).decode()
     reveal = next(r["request"] for r in recorded_reveals if r["request"]["enc_share"] == ciphertext)
     assert check.nullifier == base64.b64decode(reveal["share_nullifier"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import proofs
+from helper.belonging import check_share
 from helper.operations import Operations
 from helper.share import Share
 from helper.store import SqliteStore
@@ -66,17 +67,7 @@ def recorded(index: int, **changes: object) -> Share:
 
 def nullifier_of(share: Share) -> bytes:
     """As our own hashes give it."""
-    return proofs.check_share(
-        round_id=share.round_id,
-        shares_hash=share.shares_hash,
-        share_comms=share.share_comms,
-        share_index=share.share_index,
-        proposal_id=share.proposal_id,
-        vote_decision=share.vote_decision,
-        primary_blind=share.primary_blind,
-        c1=share.c1,
-        c2=share.c2,
-    ).nullifier
+    return check_share(proofs, share).nullifier
 
 
 async def each(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
