@@ -13,8 +13,9 @@ from helper.store.part_queue import QueuePart, report_damaged
 from helper.store.part_work import WorkPart
 from helper.store.reading import Reader
 from helper.store.rows import DamagedShare
+from helper.store.thread import WriterStats
 from helper.store.tx import SqliteTx
-from helper.store.writer import Writer, WriterStats
+from helper.store.writer import Writer
 
 
 def reindex(tx: SqliteTx) -> None:

@@ -9,45 +9,28 @@ that is rare, and saves a savepoint for every other operation.
 from __future__ import annotations
 
 import asyncio
-import queue
 import sqlite3
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
 
 import structlog
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.failure import UnreadableRowError, is_damage, is_environment, translate
-from helper.store.jobs import BatchFailedError, Job, resolve, settle, tell
+from helper.store.jobs import BatchFailedError, Job, resolve, tell
 from helper.store.opening import Opened, open_database
 from helper.store.queries import migrations
 from helper.store.rows import DamagedShare
+from helper.store.thread import WritingThread
 from helper.store.trouble import Trouble
 from helper.store.tx import UNREADABLE, Keys, SqliteTx
 
 log = structlog.get_logger("helper.store")
 
-T = TypeVar("T")
 
-MAX_BATCH: Final = 512
-"""Operations of one transaction, so that the first of them does not wait long."""
-
-
-@dataclass(slots=True)
-class WriterStats:
-    """What the thread has done since it was opened: transactions, operations in them, failed transactions."""
-
-    commits: int = 0
-    operations: int = 0
-    failures: int = 0
-
-
-class Writer:
+class Writer(WritingThread[SqliteTx]):
     """The writing thread of one database.
 
     Args:
@@ -60,63 +43,12 @@ class Writer:
     """
 
     def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
+        super().__init__(on_damaged)
         self._path = path
         self._clock = clock
-        self._on_damaged = on_damaged
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._held: list[Job] = []
-        self._stopped: asyncio.Future[None] | None = None
         self._opened: Opened | None = None
         self.trouble = Trouble(path, clock)
-        self.stats = WriterStats()
-
-    async def start(self) -> None:
-        """Open the database on a new thread; raises what `open_database` raises."""
-        loop = asyncio.get_running_loop()
-        started: asyncio.Future[None] = loop.create_future()
-        self._stopped = loop.create_future()
-        self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._main, args=(loop, started, self._stopped), name="store-writer", daemon=True
-        )
-        self._thread.start()
-        try:
-            await started
-        except BaseException:
-            self._thread = None
-            self._jobs.put(None)  # if the caller was cancelled, the thread is to end as well
-            raise
-
-    async def stop(self) -> None:
-        """Finish what was handed in, erase what is to be erased, close the file."""
-        if self._thread is None or self._stopped is None:
-            return
-        self._thread = None
-        self._jobs.put(None)
-        await self._stopped
-
-    async def run(self, op: Callable[[SqliteTx], T], *, after_erasure: bool = False) -> T:
-        """Run an operation; returns when it is on disk, or (`after_erasure`) when all deleted is erased too.
-
-        The operation goes on to its end when the caller is cancelled.
-
-        Raises:
-            StoreError: nothing of it was kept.
-        """
-        if self._thread is None:
-            raise StoreError("the database is not open", advice="Start the helper again.")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(Job(op, loop, future, after_erasure))
-        return await future
-
-    @property
-    def keys(self) -> Keys:
-        """The database's own keys, while it is open."""
-        if self._opened is None:
-            raise StoreError("the database is not open", advice="Start the helper again.")
-        return self._opened.tx.keys
 
     @property
     def erasures(self) -> int:
@@ -125,29 +57,26 @@ class Writer:
 
     # ------------------------------------------------------------------ the thread
 
-    def _main(
-        self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], stopped: asyncio.Future[None]
-    ) -> None:
-        try:
-            opened = self._opened = open_database(self._path, self._clock)
-        except Exception as error:
-            tell(loop, settle, started, error)
-            return
-        tell(loop, settle, started, None)
-        failure: Exception | None = None
-        try:
-            self._serve(opened)
-        finally:
-            try:
-                opened.close()
-            except (sqlite3.Error, OSError) as error:
-                failure = StoreError(f"the database could not be closed: {error}")
-            self._release_held(opened)
-            tell(loop, settle, stopped, failure)
+    def _known_keys(self) -> Keys | None:
+        return None if self._opened is None else self._opened.tx.keys
 
-    def _serve(self, opened: Opened) -> None:
-        going = True
-        while going:
+    def _open(self) -> None:
+        self._opened = open_database(self._path, self._clock)
+
+    def _close(self) -> None:
+        if self._opened is None:
+            return
+        try:
+            self._opened.close()
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"the database could not be closed: {error}") from error
+        finally:
+            self._release_held(self._opened)
+
+    def _serve(self) -> None:
+        opened = self._opened
+        going = opened is not None
+        while opened is not None and going:
             batch, going = self._collect(self.trouble.patience(opened.eraser.patience()))
             try:
                 if batch:
@@ -169,19 +98,6 @@ class Writer:
         """Write something, to see whether the disk takes it again."""
         with suppress(BatchFailedError):
             self._commit(opened, [], probe=True)
-
-    def _collect(self, patience: float | None) -> tuple[list[Job], bool]:
-        """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
-        batch: list[Job] = []
-        with suppress(queue.Empty):
-            job = self._jobs.get(timeout=patience)
-            while job is not None:
-                batch.append(job)
-                if len(batch) == MAX_BATCH:
-                    return batch, True
-                job = self._jobs.get_nowait()
-            return batch, False
-        return batch, True
 
     def _work(self, opened: Opened, batch: list[Job]) -> None:
         try:
@@ -275,10 +191,6 @@ class Writer:
             for job in held:
                 job.error = StoreError("the database was closed before everything deleted was erased")
         resolve(held)
-
-    def _report(self, found: list[DamagedShare]) -> None:
-        for share in found:
-            self._on_damaged(share)
 
 
 def _spoils(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from helper.store.postgres.seals import Seals
 from helper.store.postgres.tx import Hands, PgTx
 from helper.store.postgres.writer import PgWriter
 from helper.store.rows import DamagedShare
-from helper.store.writer import WriterStats
+from helper.store.thread import WriterStats
 
 log = structlog.get_logger("helper.store")
 

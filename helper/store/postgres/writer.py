@@ -9,18 +9,15 @@ does anything.
 
 from __future__ import annotations
 
-import asyncio
-import queue
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
 import psycopg
 import structlog
 
 from helper.errors import StoreError
-from helper.store.jobs import Job, resolve, settle, tell
+from helper.store.jobs import Job, resolve, tell
 from helper.store.postgres.failure import is_lost, translate, worth_repeating
 from helper.store.postgres.link import Link
 from helper.store.postgres.opening import connect, prepare, take_name
@@ -28,17 +25,16 @@ from helper.store.postgres.sealing import Sealing
 from helper.store.postgres.seals import Seals
 from helper.store.postgres.tx import AloneError, Hands, PgTx
 from helper.store.rows import DamagedShare
+from helper.store.thread import WritingThread
 from helper.store.tx import Keys
-from helper.store.writer import MAX_BATCH, WriterStats
 
 log = structlog.get_logger("helper.store")
 
-T = TypeVar("T")
 _TRIES: Final = 4
 """How often an operation runs while other hosts are in its way."""
 
 
-class PgWriter:
+class PgWriter(WritingThread[PgTx]):
     """The writing thread of one host.
 
     Args:
@@ -52,83 +48,27 @@ class PgWriter:
     """
 
     def __init__(self, link: Link, seals: Seals, hands: Hands, on_damaged: Callable[[DamagedShare], None]) -> None:
+        super().__init__(on_damaged)
         self._link = link
         self._seals = seals
         self._hands = hands
-        self._on_damaged = on_damaged
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._stopped: asyncio.Future[None] | None = None
         self._keys: Keys | None = None
         self._tx: PgTx | None = None
         self.trouble: str | None = None
-        self.stats = WriterStats()
-
-    async def start(self) -> None:
-        """Connect on a new thread and make the schema ready; raises what `prepare` and `take_name` raise."""
-        loop = asyncio.get_running_loop()
-        started: asyncio.Future[None] = loop.create_future()
-        self._stopped = loop.create_future()
-        self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._main, args=(loop, started, self._stopped), name="store-writer", daemon=True
-        )
-        self._thread.start()
-        try:
-            await started
-        except BaseException:
-            self._thread = None
-            self._jobs.put(None)
-            raise
-
-    async def stop(self) -> None:
-        """Finish what was handed in, and disconnect."""
-        if self._thread is None or self._stopped is None:
-            return
-        self._thread = None
-        self._jobs.put(None)
-        await self._stopped
-
-    async def run(self, op: Callable[[PgTx], T], *, after_erasure: bool = False) -> T:
-        """Run an operation; returns when it is on the database's disk. It goes on when the caller is cancelled.
-
-        Args:
-            op: the operation.
-            after_erasure: nothing here: what would have to be erased is sealed.
-
-        Raises:
-            StoreError: nothing of it was kept, as far as is known.
-        """
-        if self._thread is None:
-            raise StoreError("the database is not open", advice="Start the helper again.")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(Job(op, loop, future, after_erasure))
-        return await future
-
-    @property
-    def keys(self) -> Keys:
-        """The database's own keys, while it is open."""
-        if self._keys is None:
-            raise StoreError("the database is not open", advice="Start the helper again.")
-        return self._keys
 
     # ------------------------------------------------------------------ the thread
 
-    def _main(
-        self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], stopped: asyncio.Future[None]
-    ) -> None:
+    def _known_keys(self) -> Keys | None:
+        return self._keys
+
+    def _open(self) -> None:
         try:
             self._connect()
         except Exception as error:
-            tell(loop, settle, started, translate(error))
-            return
-        tell(loop, settle, started, None)
-        try:
-            self._serve()
-        finally:
-            self._disconnect()
-            tell(loop, settle, stopped, None)
+            raise translate(error) from error
+
+    def _close(self) -> None:
+        self._disconnect()
 
     def _connect(self) -> PgTx:
         conn = connect(self._link)
@@ -159,19 +99,6 @@ class PgWriter:
                 if not isinstance(error, psycopg.Error | StoreError):
                     log.exception("the writer failed")
                 self._fail(batch, error)
-
-    def _collect(self) -> tuple[list[Job], bool]:
-        """All that waits now, at least one job, and whether to go on after it."""
-        batch: list[Job] = []
-        job = self._jobs.get()
-        with suppress(queue.Empty):
-            while job is not None:
-                batch.append(job)
-                if len(batch) == MAX_BATCH:
-                    return batch, True
-                job = self._jobs.get_nowait()
-            return batch, False
-        return batch, True
 
     def _work(self, batch: list[Job]) -> None:
         """Run a batch, whole or in parts; every job of it is answered."""
@@ -249,7 +176,3 @@ class PgWriter:
             self._disconnect()
         else:
             self._tx.rolled_back()
-
-    def _report(self, found: list[DamagedShare]) -> None:
-        for share in found:
-            self._on_damaged(share)

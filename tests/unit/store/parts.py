@@ -15,7 +15,7 @@ from helper.share import Share
 from helper.store import SqliteStore
 from helper.store.act_base import ActStore
 from helper.store.base import Outlook, PreparedReveal, QueuedShare, Store
-from helper.store.writer import WriterStats
+from helper.store.thread import WriterStats
 
 
 class WholeStore(Store, ActStore, Outlook, Protocol):
