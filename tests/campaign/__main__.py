@@ -1,6 +1,7 @@
-"""Run the campaigns: `python -m tests.campaign [--only NAME …] [--quick] [--seed N]`.
+"""Run the campaigns: `python -m tests.campaign [--only NAME …] [--quick] [--seed N] [--rest]`.
 
-Prints a table, and writes every run to `build/campaign.json`. Exit status 1 when a promise was broken.
+Prints a table, and writes every run to `build/campaign.json`. Exit status 1 when a promise was broken. All of them take
+hours: `--rest` goes on where a run was ended, and prints the table of them all.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +26,21 @@ from tests.campaign.registry import NAMES, campaign
 REPORT = Path("build/campaign.json")
 
 
+def code() -> str:
+    """Which commit is tried, as git names it; "unknown" outside a repository."""
+    command = ("git", "describe", "--always", "--dirty")
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
+
+
+def found_before(*, seed: int, quick: bool) -> dict[str, dict[str, Any]]:
+    """What the report has of this seed and length and held, by campaign: what broke is to be run again."""
+    if not REPORT.exists():
+        return {}
+    results: list[dict[str, Any]] = json.loads(REPORT.read_text())
+    return {one["name"]: one for one in results if (one["seed"], one["quick"], one["held"]) == (seed, quick, True)}
+
+
 def run_one(name: str, *, seed: int, quick: bool) -> dict[str, Any]:
     """Run one campaign in a folder of its own; an error of its own is a broken promise too."""
     began = time.monotonic()
@@ -34,7 +51,8 @@ def run_one(name: str, *, seed: int, quick: bool) -> dict[str, Any]:
             traceback.print_exc()
             findings = Findings()
             findings.exactly("error", f"{type(error).__name__}: {error}", "none")
-    return {"name": name, "seed": seed, "quick": quick, "seconds": time.monotonic() - began, **findings.as_json()}
+    told = {"name": name, "seed": seed, "quick": quick, "code": code(), "seconds": time.monotonic() - began}
+    return {**told, **findings.as_json()}
 
 
 async def _run(name: str, setting: Setting) -> Findings:
@@ -47,7 +65,7 @@ def table(results: list[dict[str, Any]]) -> Table:
     for column in ("campaign", "goal", "promised", "found", ""):
         made.add_column(column, overflow="fold")
     for result in results:
-        first = f"{result['name']}\n[dim]{result['seconds']:.0f} s, seed {result['seed']}[/dim]"
+        first = f"{result['name']}\n[dim]{result['seconds']:.0f} s, seed {result['seed']}, {result['code']}[/dim]"
         for goal, found in result["goals"].items():
             verdict = "[green]held[/green]" if found["held"] else "[red]BROKEN[/red]"
             made.add_row(first, goal, found["promise"], str(found["figure"]), verdict)
@@ -58,19 +76,28 @@ def table(results: list[dict[str, Any]]) -> Table:
     return made
 
 
+def write_report(found: dict[str, dict[str, Any]]) -> None:
+    """What was found so far, in the order of the registry."""
+    results = [found[name] for name in NAMES if name in found]
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="the short forms, as CI runs them")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rest", action="store_true", help="run only what the report does not have yet")
     options = parser.parse_args()
-    results: list[dict[str, Any]] = []
+    found = found_before(seed=options.seed, quick=options.quick) if options.rest else {}
     for name in options.only or NAMES:
-        print(f"{name} …", file=sys.stderr, flush=True)
-        results.append(run_one(name, seed=options.seed, quick=options.quick))
-        REPORT.parent.mkdir(exist_ok=True)
-        REPORT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        if name not in found:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            found[name] = run_one(name, seed=options.seed, quick=options.quick)
+            write_report(found)
+    results = [found[name] for name in NAMES if name in found]
     Console().print(table(results))
     return 0 if all(result["held"] for result in results) else 1
 
