@@ -187,7 +187,8 @@ class WorkStore(Protocol):
 
     async def follow_ups(self, *, height: int, limit: int) -> list[int]:
         """Shares in BROADCAST with something to do about their message after the block at `height`, by
-        `helper.resend.next_step`: at most `limit` ids, those first for which it has been so the longest.
+        `helper.resend.next_step`: at most `limit` ids, those first for which it has been so the longest,
+        and among equals those first that were claimed first: nothing goes out in the order in which it came in.
 
         What it costs depends on what it finds, not on how many shares are in BROADCAST.
         """

@@ -94,9 +94,12 @@ class WorkPart(StorePart):
         return sound[0] if sound else None
 
     async def follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """The shares in BROADCAST whose message something is to be done about, the longest overdue first."""
+        """The shares in BROADCAST whose message something is to be done about, the longest overdue first.
+
+        Among equals in the order in which they were claimed: their numbers would tell in which they came.
+        """
         found = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
-        return [row[0] for row in found]
+        return [row[0] for row in sorted(found, key=_turn)]
 
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """The shares in BROADCAST beyond an id, by id; empty only when there are no more."""
@@ -121,3 +124,8 @@ class WorkPart(StorePart):
         if share_ids:
             op = partial(messages.set_aside, share_ids=share_ids, at_ms=self._now_ms())
             await self._writer.run(op)
+
+
+def _turn(row: Row) -> tuple[int, ...]:
+    """Where a share stands among those to be seen to; what is damaged in it is found when it is read."""
+    return tuple(value if isinstance(value, int) else 0 for value in row[1:4])

@@ -196,7 +196,8 @@ SELECT share_id, CASE
       THEN last_sent_height + 1
     WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
     ELSE min(last_sent_height + 3, max(last_sent_height + 1, first_sent_height + 10))
-  END AS at_height
+  END AS at_height,
+  (SELECT due_ms FROM shares WHERE id = share_id), (SELECT rank FROM shares WHERE id = share_id)
 FROM reveals
 WHERE at_height <= :height AND (SELECT state FROM shares WHERE id = share_id) = 4
   AND share_id NOT IN (SELECT share_id FROM damaged)

@@ -222,7 +222,7 @@ ORDER BY s.id LIMIT %(limit)s;
 -- Over the index `reveals_follow_up`.
 
 -- name: follow_ups
-SELECT share_id, at_height FROM (
+SELECT r.share_id, r.at_height, s.due_ms, s.rank FROM (
   SELECT share_id, CASE
       WHEN sends = 0 THEN 0
       WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
@@ -231,10 +231,9 @@ SELECT share_id, at_height FROM (
       ELSE least(last_sent_height + 3, greatest(last_sent_height + 1, first_sent_height + 10))
     END AS at_height
   FROM reveals
-) r
-WHERE at_height <= %(height)s AND (SELECT state FROM shares WHERE id = share_id) = 4
-  AND share_id NOT IN (SELECT share_id FROM damaged)
-ORDER BY at_height LIMIT %(limit)s;
+) r JOIN shares s ON s.id = r.share_id
+WHERE r.at_height <= %(height)s AND s.state = 4 AND r.share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY r.at_height, s.due_ms, s.rank LIMIT %(limit)s;
 
 -- name: sent_reveal
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),

@@ -89,6 +89,19 @@ async def test_those_that_wait_longest_are_followed_up_first(store: WholeStore) 
     assert await store.follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], "the failed one waits for nobody"
 
 
+async def test_those_that_have_waited_as_long_go_in_the_order_of_claims(store: WholeStore) -> None:
+    await put(store, *range(12))
+    claimed = [queued.id for queued in await claim(store)]
+    assert claimed != sorted(claimed), "the numbers of shares tell the order in which they came"
+    for share_id in reversed(claimed):
+        await store.prepare(share_id, reveal(share_id))
+
+    assert await store.follow_ups(height=0, limit=99) == claimed
+    for share_id in sorted(claimed):
+        await store.mark_sending(share_id, height=100, endpoint="one")
+    assert await store.follow_ups(height=101, limit=99) == claimed
+
+
 async def test_unconfirmed_shares_come_in_pages(store: WholeStore) -> None:
     await put(store, *range(7))
     for queued in await claim(store):
