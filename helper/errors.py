@@ -7,6 +7,8 @@
     │   ├── StoreCorrupt        the file is damaged: restore a backup
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
     │   └── StoreLocked         another daemon has this file open
+    ├── LeaseError              whether this host may send could not be found out
+    │   └── LeaseHeld           another host does
     ├── BackupError             a backup could not be made, read or restored
     │   └── BackupKeyError      the passphrase or identity does not open it
     ├── TransferError           an export can not be made or read
@@ -86,6 +88,23 @@ class StoreLocked(StoreError):
 
     retryable = False
     advice = "Stop the other daemon first, or give this one a db_path of its own."
+
+
+class LeaseError(HelperError):
+    """Whether this host may send could not be found out: it goes on for as long as it surely may, and then waits."""
+
+    retryable = True
+    advice = "Look whether the place of the lease can be reached; sending goes on by itself once it can."
+
+
+class LeaseHeld(LeaseError):
+    """Another host sends; of those that share a queue, one does."""
+
+    retryable = False
+    advice = (
+        "Run one host with the role sender (or all) and the others as api or prover; set [sender] standby = true on a "
+        "host that is to wait and take over when the sender is gone."
+    )
 
 
 class BackupError(HelperError):
