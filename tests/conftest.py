@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.postgres import Cluster
 
 RECORDED = Path(__file__).parent / "recorded" / "round"
 
@@ -26,6 +29,17 @@ def anyio_backend() -> str:
 def recorded_lines(name: str) -> list[dict[str, Any]]:
     """The rows of one recorded .jsonl file."""
     return [json.loads(line) for line in (RECORDED / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL cluster; each test has a schema of its own in it."""
+    one = Cluster()
+    try:
+        one.start()
+        yield one
+    finally:
+        one.remove()
 
 
 @pytest.fixture(scope="session")

@@ -174,11 +174,11 @@ class WorkStore(Protocol):
         ...
 
     async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
-        """Note that sending begins, before the first byte leaves. False: no longer in BROADCAST."""
+        """Note that sending begins, before the first byte leaves. False: not in BROADCAST, or not ours to send."""
         ...
 
     async def record_outcome(self, share_id: int, *, outcome: str) -> None:
-        """Note what the latest send came to; nothing when the share is no longer in BROADCAST."""
+        """Note what the latest send came to; nothing when it is not in BROADCAST any more, or not ours to send."""
         ...
 
     async def sent_reveal(self, share_id: int) -> SentReveal | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from helper.share import ShareState
 from helper.store.records import RevealRow, ShareRow, short
 from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.tx import Tx
 from helper.store.work import Move, check_source, load, load_for, move
+
+PREPARED: Final = "prepared"
+"""What hosts are told when there is a message to send."""
 
 
 def prepare(tx: Tx, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool:
@@ -31,11 +34,14 @@ def prepare(tx: Tx, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool
     ).sealed(tx.keys.rows)
     # The message first: the schema lets no share be BROADCAST without one.
     tx.run("add_reveal", (*kept[:6], kept.row_check))
+    tx.tell(PREPARED)
     return move(tx, share_id, change) is not None
 
 
 def mark_sending(tx: Tx, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:
-    """One send more, at this chain height, to this endpoint."""
+    """One send more, at this chain height, to this endpoint; False where it is another host that sends."""
+    if not tx.sends():
+        return False
     kept = _reveal(tx, share_id, at_ms)
     if kept is None:
         return False
@@ -54,8 +60,8 @@ def mark_sending(tx: Tx, share_id: int, at_ms: int, height: int, endpoint: str) 
 
 
 def record_outcome(tx: Tx, share_id: int, at_ms: int, outcome: str) -> None:
-    """What the latest send came to."""
-    kept = _reveal(tx, share_id, at_ms)
+    """What the latest send came to, unless another host sends by now: what it knows is newer."""
+    kept = _reveal(tx, share_id, at_ms) if tx.sends() else None
     if kept is not None:
         _write(tx, kept._replace(last_outcome=short(outcome)))
 

@@ -88,6 +88,18 @@ class SqliteStore(WorkPart, ChainPart, ActsPart, QueuePart):
         return [] if found == ["ok"] else found
 
     @property
+    def shared(self) -> bool:
+        """No: the file is locked by one daemon."""
+        return False
+
+    async def skew(self) -> float:
+        """0: times are this host's."""
+        return 0.0
+
+    def listen(self, heard: Callable[[str], None]) -> None:
+        """Nobody else says anything."""
+
+    @property
     def trouble(self) -> str | None:
         """Why the disk did not take the last commit, None while it does; tried again every half second."""
         return self._writer.trouble.reason

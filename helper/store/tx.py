@@ -143,6 +143,14 @@ class Tx(ABC):
     def left_behind(self, limit: int) -> list[int]:
         """Shares that were in hand when this host ended the last time, at most `limit`."""
 
+    @abstractmethod
+    def sends(self) -> bool:
+        """Whether this host is the one that sends, and stays it until the commit."""
+
+    @abstractmethod
+    def tell(self, word: str) -> None:
+        """Have all hosts hear a word once this is committed; said twice it is heard once."""
+
     # ------------------------------------------------------------------ the same for all
 
     def one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
@@ -255,6 +263,13 @@ class SqliteTx(Tx):
         """All that are in hand: nobody else works on them."""
         params = {"state": ShareState.WITNESSED.value, "after": 0, "limit": limit}
         return [row[0] for row in self.all("shares_in_state", params)]
+
+    def sends(self) -> bool:
+        """There is no other host."""
+        return True
+
+    def tell(self, word: str) -> None:
+        """Nobody else is there to hear it."""
 
     def share(self, share_id: int) -> ShareRow | None:
         """A share's row as it stands, sound or not; None when there is none, or SQLite can not read it.

@@ -17,6 +17,10 @@ HISTORY_KEPT: Final = 50
 """Notes kept of one share; older ones go, except those that cost an attempt."""
 CLOSED: Final = "closed"
 """The stage at which a share fails that was not counted when its round was closed."""
+DUE: Final = "due"
+"""What hosts are told when a share comes in that is due soon."""
+SOON_MS: Final = 2_000
+"""What is due later is found by those who look every second."""
 _STAGE_CHARS: Final = 32
 
 _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
@@ -86,6 +90,8 @@ def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
         note="",
     ).sealed(tx.keys.rows)
     tx.run("add_share", row.columns())
+    if row.due_ms <= row.received_ms + SOON_MS:
+        tx.tell(DUE)
     tx.count(key.no, ShareState.RECEIVED, 1)
     return Enqueued.QUEUED
 
@@ -150,8 +156,8 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
     """Move a share, with a line in its history; the row after it.
 
     Returns:
-        None when the share is not there any more (it was confirmed), is set aside, failed with its round, or was taken
-        up by another host.
+        None when the share is not there any more (it was confirmed), is set aside, failed with its round, or is another
+        host's.
 
     Raises:
         StoreError: the share stands in a state from which this move is not meant.
@@ -195,14 +201,19 @@ def load_for(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
     """A sound row for a change, None when there is nothing left to change.
 
     Then it is gone, or set aside; or it failed when its round was closed, which may happen while its proof is made or
-    its message sent; or another host has taken it up.
+    its message sent; or another host has taken it up, or sends it.
     """
     row = load(tx, share_id, change.at_ms)
-    if row is None or not (change.by_anyone or tx.holds(row)):
+    if row is None or not (change.by_anyone or _is_ours(tx, row)):
         return None
     if row.state == ShareState.FAILED and row.stage == CLOSED:
         return row if ShareState.FAILED in change.sources else None
     return row
+
+
+def _is_ours(tx: Tx, row: ShareRow) -> bool:
+    """Whether a share is this host's to change: it has its proof in hand, or sends what is proven."""
+    return tx.sends() if row.state == ShareState.BROADCAST else tx.holds(row)
 
 
 def load(tx: Tx, share_id: int, at_ms: int) -> ShareRow | None:

@@ -97,6 +97,8 @@ class Sender:
             await asyncio.sleep(0.05)
 
     async def _turn(self) -> None:
+        if not await self._store.keep_sender():
+            await self._store.take_sender()
         sent = await self._store.unconfirmed()
         now = time.time()
         spent = []

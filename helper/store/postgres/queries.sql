@@ -38,6 +38,33 @@ ORDER BY s.id LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED;
 UPDATE claims SET until = clock_timestamp() + make_interval(secs => %(lease)s)
 WHERE host = %(host)s AND fence = ANY (%(fences)s);
 
+-- A host's own name there is that of its last life: the name is locked by whoever lives.
+
+-- name: take_sender
+UPDATE sender SET
+  fence = nextval('fence'), host = %(host)s, until = clock_timestamp() + make_interval(secs => %(lease)s),
+  outer_fence = coalesce(%(outer)s, outer_fence)
+WHERE outer_fence < %(outer)s
+  OR (outer_fence = coalesce(%(outer)s, outer_fence) AND (host IN ('', %(host)s) OR until < clock_timestamp()))
+RETURNING fence;
+
+-- name: keep_sender
+UPDATE sender SET until = clock_timestamp() + make_interval(secs => %(lease)s) WHERE fence = %(fence)s;
+
+-- name: leave_sender
+UPDATE sender SET host = '', until = '-infinity' WHERE fence = %s;
+
+-- The lock holds up who would take it over until what was asked for is committed.
+
+-- name: sends
+SELECT 1 FROM sender WHERE fence = %s AND until > clock_timestamp() FOR SHARE;
+
+-- name: sender
+SELECT host FROM sender WHERE until >= clock_timestamp();
+
+-- name: tell
+SELECT pg_notify(current_schema(), %s);
+
 -- name: database_time
 SELECT extract(epoch FROM clock_timestamp())::float8;
 

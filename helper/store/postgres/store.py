@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -15,6 +16,8 @@ from helper.store.part_acts import ActsPart
 from helper.store.part_chain import ChainPart
 from helper.store.part_queue import QueuePart, report_damaged
 from helper.store.part_work import WorkPart
+from helper.store.postgres import sender
+from helper.store.postgres.hearing import Hearing
 from helper.store.postgres.link import make_link
 from helper.store.postgres.reader import PgReader
 from helper.store.postgres.sealing import Sealing
@@ -29,6 +32,9 @@ log = structlog.get_logger("helper.store")
 LEASE_SECONDS: Final = 10.0
 """After how long without a word a host loses the shares that it has in hand."""
 _WORDS_A_LEASE: Final = 3
+_QUESTIONS: Final = 3
+"""How often the database is asked for its time where answers are slow: the quickest tells it best."""
+_QUICK_SECONDS: Final = 0.5
 _PATIENCE: Final = 0.3
 """The part of a lease after which the server ends a transaction that nothing is heard of."""
 
@@ -66,7 +72,9 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         self._writer: PgWriter = PgWriter(link, seals, self._hands, on_damaged)
         self._reader: PgReader = PgReader(link, Sealing(seals))
         self._operators: PgReader = self._reader
+        self._hearing = Hearing(link)
         self._heard: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Connect, and make the schema or bring it up to date.
@@ -84,14 +92,16 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
             await self.close()
             raise
         self._heard = asyncio.create_task(self._be_heard(), name="store-leases")
+        if self._hearing.wanted:
+            self._listening = asyncio.create_task(self._hearing.run(), name="store-hearing")
 
     async def close(self) -> None:
         """Finish what was handed in, and disconnect. Shares in hand are another host's when their lease is over."""
-        if self._heard is not None:
-            heard, self._heard = self._heard, None
-            heard.cancel()
-            with suppress(asyncio.CancelledError):
-                await heard
+        tasks = [task for task in (self._heard, self._listening) if task is not None]
+        self._heard = self._listening = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._reader.close()
         await self._writer.stop()
 
@@ -105,6 +115,47 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
                 except StoreError as error:
                     log.warning("leases could not be renewed", error=str(error))
 
+    # ------------------------------------------------------------------ who sends
+
+    @property
+    def lease_seconds(self) -> float:
+        """After how long without a word a host loses what it has in hand, and the right to send."""
+        return self._hands.lease
+
+    async def take_sender(self, outer: int | None = None) -> int | None:
+        """Become the one host that sends; before, `mark_sending` answers False.
+
+        Args:
+            outer: the fence of a lease kept elsewhere that gives the right; None where the database itself gives it.
+
+        Returns:
+            The fence, greater than all before; None where another host sends.
+        """
+        fence = await self._writer.run(partial(sender.take, outer=outer))
+        self._hands.sender = fence or 0
+        return fence
+
+    async def keep_sender(self) -> bool:
+        """Stay it for another lease; False when another host has taken over."""
+        fence = self._hands.sender
+        kept = fence != 0 and await self._writer.run(partial(sender.keep, fence=fence))
+        if not kept and self._hands.sender == fence:
+            self._hands.sender = 0
+        return kept
+
+    async def leave_sender(self) -> None:
+        """Stop being it, so that another host need not wait."""
+        fence, self._hands.sender = self._hands.sender, 0
+        if fence:
+            await self._writer.run(partial(sender.leave, fence=fence))
+
+    async def sender_host(self) -> str:
+        """Which host sends, "" for none."""
+        found = await self._operators.fetch("sender")
+        return str(found[0][0]) if found else ""
+
+    # ------------------------------------------------------------------ looking after it
+
     async def erased(self) -> None:
         """Have the space of everything deleted before this call taken back. What was secret in it is sealed."""
         await self._writer.run(lambda _tx: None)
@@ -116,10 +167,26 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         return []
 
     async def skew(self) -> float:
-        """How many seconds the database's clock is ahead of this host's, to within the time of one question."""
-        before = self._clock.now()
-        ((told,),) = await self._operators.fetch("database_time")
-        return float(told) - (before + self._clock.now()) / 2
+        """How many seconds the database's clock is ahead of this host's, to within half the time of one question."""
+        found, least = 0.0, math.inf
+        for _ in range(_QUESTIONS):
+            asked, before = self._clock.monotonic(), self._clock.now()
+            ((told,),) = await self._operators.fetch("database_time")
+            took = self._clock.monotonic() - asked
+            if took < least:
+                found, least = float(told) - (before + self._clock.now()) / 2, took
+            if took < _QUICK_SECONDS:
+                break
+        return found
+
+    @property
+    def shared(self) -> bool:
+        """Other hosts may work on the same queue."""
+        return True
+
+    def listen(self, heard: Callable[[str], None]) -> None:
+        """Have words of other hosts told, from `open` on; "" when some may have been missed."""
+        self._hearing.add(heard)
 
     @property
     def trouble(self) -> str | None:

@@ -39,11 +39,13 @@ class Hands:
         host: its name.
         lease: seconds after which a host that is not heard of loses them.
         fences: by share; what is committed.
+        sender: the fence under which it may send, 0 for none.
     """
 
     host: str
     lease: float
     fences: dict[int, int] = field(default_factory=dict)
+    sender: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class PgTx(Tx):
     _taken: dict[int, int] = field(default_factory=dict)
     _laid: set[int] = field(default_factory=set)
     _ids: list[int] = field(default_factory=list)
+    _sends: bool | None = None
+    _words: set[str] = field(default_factory=set)
 
     def run(self, name: str, params: Params = ()) -> int:
         """Run a named statement; the number of rows that it changed."""
@@ -148,6 +152,17 @@ class PgTx(Tx):
         """Shares that this host had in hand when it ended, and those whose lease is over."""
         return [row[0] for row in self.all("left_behind", {"host": self.hands.host, "limit": limit})]
 
+    def sends(self) -> bool:
+        """Whether the sender's row has this host's fence; nobody takes it over before the commit."""
+        if self._sends is None:
+            fence = self.hands.sender
+            self._sends = fence != 0 and self.one("sends", (fence,)) is not None
+        return self._sends
+
+    def tell(self, word: str) -> None:
+        """Have all hosts that listen hear a word."""
+        self._words.add(word)
+
     # ------------------------------------------------------------------ the transaction
 
     def begin(self, operations: int) -> None:
@@ -155,6 +170,12 @@ class PgTx(Tx):
         self.alone_here = operations == 1
         self.forget_rounds()
         self.conn.execute("BEGIN")
+
+    def flush_counts(self) -> None:
+        """Write the gathered changes of the counters, and have the words told with the commit."""
+        Tx.flush_counts(self)
+        for word in sorted(self._words):
+            self.all("tell", (word,))
 
     def commit(self) -> None:
         """Commit; from now on this host has in hand what it took up."""
@@ -171,5 +192,7 @@ class PgTx(Tx):
 
     def _forget(self) -> None:
         self._beside = False
+        self._sends = None
+        self._words.clear()
         self._taken.clear()
         self._laid.clear()

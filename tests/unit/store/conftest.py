@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,6 @@ import pytest
 from helper.store import SqliteStore
 from helper.store.base import DamagedShare
 from tests.support.clock import FakeClock
-from tests.support.postgres import Cluster
 from tests.unit.store.parts import Opener
 
 
@@ -47,14 +46,3 @@ async def opened(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterato
 @pytest.fixture
 async def store(path: Path, opened: Opener) -> SqliteStore:
     return await opened(path)
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL cluster; each test has a schema of its own in it."""
-    one = Cluster()
-    try:
-        one.start()
-        yield one
-    finally:
-        one.remove()

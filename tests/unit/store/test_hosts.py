@@ -42,7 +42,8 @@ async def join(place: PostgresPlace, clock: FakeClock, reported: list[DamagedSha
     stores: list[PostgresStore] = []
 
     async def joined(host: str) -> PostgresStore:
-        one = place.store(clock, reported.append, host=host)
+        # No lease is over for a busy machine: tests have them run out by hand.
+        one = place.store(clock, reported.append, host=host, lease=600)
         await one.open()
         stores.append(one)
         return one
@@ -108,6 +109,143 @@ async def test_a_share_that_comes_while_another_host_sees_it_counted_is_never_le
     assert await claim(one) == []
     assert set((await two.counts()).get(ROUND, {})) <= {ShareState.SUBMITTED}
     assert await one.cursor() == 59
+
+
+# ---------------------------------------------------------------------- who sends
+
+
+def sender_runs_out(place: PostgresPlace) -> None:
+    """Let the sender's lease be over."""
+    place.change("UPDATE sender SET until = now() - interval '1 second'")
+
+
+async def kept(host: PostgresStore, number: int = 1) -> int:
+    """A share whose message this host has kept; its id."""
+    await put(host, number)
+    (mine,) = await claim(host)
+    assert await host.prepare(mine.id, reveal(number))
+    return mine.id
+
+
+async def test_nothing_is_sent_but_by_the_sender(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    share = await kept(two)
+    before = [place.rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
+    assert not await one.mark_sending(share, height=1, endpoint="node")
+
+    assert await one.take_sender()
+
+    assert await two.take_sender() is None
+    assert await two.sender_host() == "one"
+    assert not await two.mark_sending(share, height=1, endpoint="node")
+    assert not await two.put_back(share, stage="broadcast", note="late")
+    assert not await two.retry(share, due_ms=0, stage="broadcast", note="late")
+    assert not await two.fail(share, stage="broadcast", note="late", spend_attempt=True)
+    assert [place.rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == before
+    assert await one.mark_sending(share, height=1, endpoint="node")
+    await two.record_outcome(share, outcome="ACCEPTED")
+    assert place.rows("SELECT sends, last_outcome FROM reveals") == [(1, None)]
+
+
+async def test_a_sender_that_slept_through_its_lease_sends_nothing(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    share = await kept(one)
+    first = await one.take_sender()
+    sender_runs_out(place)
+    assert not await one.mark_sending(share, height=1, endpoint="node")
+    assert await one.keep_sender()
+    assert await one.mark_sending(share, height=1, endpoint="node")
+    sender_runs_out(place)
+
+    second = await two.take_sender()
+
+    assert first is not None
+    assert second is not None
+    assert second > first
+    assert not await one.mark_sending(share, height=2, endpoint="node")
+    assert not await one.keep_sender()
+    await one.leave_sender()
+    assert await two.mark_sending(share, height=2, endpoint="node")
+    assert await two.sender_host() == "two"
+
+
+async def test_a_send_that_is_being_noted_holds_up_who_takes_over(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    await one.take_sender()
+    noted, go_on = threading.Event(), threading.Event()
+
+    def note(tx: PgTx) -> bool:
+        sends = tx.sends()
+        noted.set()
+        assert go_on.wait(PATIENCE)
+        return sends
+
+    noting = asyncio.create_task(one._writer.run(note))
+    assert await asyncio.to_thread(noted.wait, PATIENCE)
+    # As if the lease was over from now on: the row is locked, so the change of hands has to wait.
+    taking = asyncio.create_task(two.take_sender(outer=7))
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'two' AND wait_event_type = 'Lock'"
+    async with asyncio.timeout(PATIENCE):
+        while not place.rows(waiting):
+            await asyncio.sleep(0.01)
+    assert not taking.done()
+    go_on.set()
+    assert await noting
+    assert await taking is not None
+    assert not await one._writer.run(lambda tx: tx.sends())
+
+
+async def test_a_host_that_starts_again_sends_again_at_once_and_one_that_leaves_lets_others(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    await one.take_sender()
+    await one.close()
+    assert await two.take_sender() is None
+    again = await join("one")
+    assert await again.take_sender() is not None
+    await again.leave_sender()
+    assert await again.sender_host() == ""
+    assert await two.take_sender() is not None
+
+
+async def test_a_lease_kept_elsewhere_overrules_and_never_goes_back(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    assert await one.take_sender(outer=5)
+    assert await two.take_sender(outer=5) is None
+    assert await two.take_sender(outer=4) is None
+    assert await two.take_sender(outer=6)
+    assert await one.take_sender(outer=5) is None
+    assert not await one.keep_sender()
+
+
+async def test_what_hosts_say_is_heard_by_all(
+    place: PostgresPlace, clock: FakeClock, reported: list[DamagedShare], join: Join
+) -> None:
+    heard: list[str] = []
+    listening = place.store(clock, reported.append, host="ears")
+    listening.listen(heard.append)
+    await listening.open()
+
+    async def hears(*words: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while heard[-len(words) :] != [*words]:
+                await asyncio.sleep(0.01)
+
+    try:
+        one = await join("one")
+        await hears("")
+        await put(one, 1, submit_at=int(NOW) + 3600)
+        await put(one, 2)
+        await hears("", "due")
+        (mine,) = await claim(one)
+        await one.prepare(mine.id, reveal(2))
+        await hears("", "due", "prepared")
+        ears = "application_name = 'ears' AND query LIKE 'LISTEN%'"
+        place.change(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ears}")
+        await hears("prepared", "")
+        await put(one, 3)
+        await hears("", "due")
+    finally:
+        await listening.close()
 
 
 # ---------------------------------------------------------------------- leases and fences

@@ -33,6 +33,7 @@ async def reopen(place: Place, clock: FakeClock, reported: list[DamagedShare]) -
         one = place.store(clock, reported.append)
         await one.open()
         stores.append(one)
+        await place.begin(one)
         return one
 
     yield open_store

@@ -28,6 +28,10 @@ class Place(Protocol):
         """A store on it, not yet open."""
         ...
 
+    async def begin(self, store: WholeStore) -> None:
+        """Have an open store do all that there is to do."""
+        ...
+
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """What a query gives, beside a running store."""
         ...
@@ -64,6 +68,9 @@ class SqlitePlace:
         """Change something by hand, once no store has the file open."""
         with hands_on(self.path) as conn:
             conn.execute(sql)
+
+    async def begin(self, store: WholeStore) -> None:
+        """Nothing: nobody else sends."""
 
     def alone(self) -> list[ReadOnlyQueue]:
         """The file can be read by itself."""
@@ -110,6 +117,12 @@ class PostgresPlace:
         """Change something by hand."""
         with self.connect() as conn:
             conn.execute(sql.encode())
+
+    async def begin(self, store: WholeStore) -> None:
+        """Its host is the one that sends."""
+        assert isinstance(store, PostgresStore)
+        assert await store.take_sender() is not None
+        self.change("UPDATE sender SET until = 'infinity'")  # nobody keeps it up here
 
     def alone(self) -> list[ReadOnlyQueue]:
         """Nothing: its sealed parts need a host."""

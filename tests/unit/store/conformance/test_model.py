@@ -99,6 +99,7 @@ class Model(RuleBasedStateMachine):
     def open(self) -> None:
         self.store = self._place.store(self.clock, self.damaged.append)
         self.run(self.store.open())
+        self.run(self._place.begin(self.store))
         for round_id in (ROUND, OTHER_ROUND):
             self.run(self.store.save_rounds([ToldRound(round_id)], NOW))
 
@@ -330,6 +331,7 @@ class Model(RuleBasedStateMachine):
         self.run(self.store.close())
         self.store = self._place.store(self.clock, self.damaged.append)
         self.run(self.store.open())
+        self.run(self._place.begin(self.store))
         taken_up = [kept for kept in self.live.values() if kept.state is ShareState.WITNESSED]
         assert self.run(self.store.recover()) == len(taken_up)
         for kept in taken_up:

@@ -1,0 +1,92 @@
+"""The lease of hosts that share a database: that database says who sends, in the transaction that notes a send."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from helper.clock import Clock
+from helper.errors import LeaseError, StoreError
+from helper.lease.term import Term
+
+MARGIN: Final = 0.1
+"""The part of a lease by which this host believes it to be over before the database does."""
+
+
+class SenderPlace(Protocol):
+    """The part of the store that says who sends, as `helper.store.postgres.PostgresStore` does."""
+
+    @property
+    def lease_seconds(self) -> float:
+        """For how long it says so without a word."""
+        ...
+
+    async def take_sender(self, outer: int | None = None) -> int | None:
+        """Become the one that sends: the fence, None where another host does."""
+        ...
+
+    async def keep_sender(self) -> bool:
+        """Stay it; False when another host has taken over."""
+        ...
+
+    async def leave_sender(self) -> None:
+        """Stop being it."""
+        ...
+
+    async def sender_host(self) -> str:
+        """Which host sends, "" for none."""
+        ...
+
+
+class SharedLease:
+    """`helper.lease.Lease` in the queue's own database.
+
+    The database asks for the fence whenever a send is noted (`mark_sending`), by its own clock, so nothing depends on
+    this host's. `held` is for what lies between the note and the first byte.
+    """
+
+    def __init__(self, place: SenderPlace, *, clock: Clock) -> None:
+        self.seconds = place.lease_seconds
+        self.fence = 0
+        self.holder = ""
+        self._place = place
+        self._term = Term(clock, seconds=self.seconds, margin=self.seconds * MARGIN)
+
+    @property
+    def held(self) -> bool:
+        """Whether this host surely sends now."""
+        return self._term.running
+
+    async def acquire(self) -> bool:
+        """Take it, or learn who has it."""
+        asked = self._term.ask()
+        try:
+            fence = await self._place.take_sender()
+            if fence is None:
+                self.holder = await self._place.sender_host()
+                return False
+        except StoreError as error:
+            raise LeaseError(f"the database could not be asked who sends: {error}", advice=error.advice) from error
+        self.fence, self.holder = fence, ""
+        self._term.begin(asked)
+        return True
+
+    async def renew(self) -> bool:
+        """Have it hold for longer, or learn that it is lost."""
+        asked = self._term.ask()
+        try:
+            if await self._place.keep_sender():
+                self._term.begin(asked)
+                return True
+            self._term.end()
+            self.holder = await self._place.sender_host()
+        except StoreError as error:
+            raise LeaseError(f"the database could not be told who sends: {error}", advice=error.advice) from error
+        return False
+
+    async def release(self) -> None:
+        """Let go at once."""
+        self._term.end()
+        try:
+            await self._place.leave_sender()
+        except StoreError as error:
+            raise LeaseError(f"the database could not be told who sends: {error}", advice=error.advice) from error
