@@ -13,7 +13,7 @@ import typer
 from helper.cli.migrate import migrate
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
-from helper.cli.settings import ConfigOption, JsonOption, read_settings
+from helper.cli.settings import ConfigOption, JsonOption, database_file
 from helper.clock import SystemClock
 from helper.hardening import harden_process
 
@@ -142,7 +142,7 @@ app.command()(migrate)
 def _database(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:
     """The database's path; from here on the process is one that holds witnesses."""
     harden_process()
-    database = read_settings(config, {"helper.db_path": str(db) if db else None}).config.db_path
+    database = database_file(config, db)
     if must_exist and not database.exists():
         fail(f"there is no database {database}", Exit.NOT_FOUND)
     return database

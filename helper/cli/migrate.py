@@ -11,7 +11,7 @@ from helper.cli.consent import DryRunOption, YesOption, consent, need_somebody
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
-from helper.cli.settings import read_settings
+from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.hardening import harden_process
 
@@ -42,7 +42,7 @@ def migrate(
         fail("give --backup FILE, or --no-backup, or --dry-run to see", Exit.USAGE)
     need_somebody(yes=yes, dry_run=dry_run)
     harden_process()
-    database = read_settings(config, {"helper.db_path": str(db) if db else None}).config.db_path
+    database = database_file(config, db)
     if not database.exists():
         fail(f"there is no database {database}", Exit.NOT_FOUND)
     # loaded here, so that the help needs no native code

@@ -28,6 +28,7 @@ from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.queue_acts import RefsArgument
 from helper.cli.queue_source import need_database
+from helper.cli.settings import database_file
 from helper.cli.target import Target
 from helper.clock import SystemClock
 from helper.hardening import harden_process
@@ -64,6 +65,7 @@ def export(
     """
     if move:
         need_somebody(yes=yes, dry_run=dry_run)
+    database_file(config, db)  # a queue that is shared stays where it is
     target, refs = Target.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
     with exits(), permitted():

@@ -21,6 +21,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Listen here instead of [helper] host.")] = None,
     port: Annotated[int | None, typer.Option(help="Listen there instead of [helper] port; 0: a free one.")] = None,
     db: Annotated[Path | None, typer.Option("--db", help="Queue database instead of [helper] db_path.")] = None,
+    role: Annotated[
+        str | None, typer.Option(help="all, api, prover or sender, instead of [helper] role.", show_default=False)
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the base URL here, as JSON, once the service listens.")
     ] = None,
@@ -29,7 +32,12 @@ def serve(
     # loaded here, so that the help needs no more than it says
     from helper.cli.settings import read_settings  # noqa: PLC0415
 
-    flags = {"helper.host": host, "helper.port": port, "helper.db_path": None if db is None else str(db)}
+    flags = {
+        "helper.host": host,
+        "helper.port": port,
+        "helper.db_path": None if db is None else str(db),
+        "helper.role": role,
+    }
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
     others = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
     if settings.helper.disable and not any(others):

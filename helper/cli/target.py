@@ -12,6 +12,7 @@ import anyio
 
 from helper.cli.queue_source import ask, need_database, somebody_listens, tell
 from helper.cli.settings import read_settings
+from helper.errors import NothingThere
 
 if TYPE_CHECKING:
     from helper.operations import Operations
@@ -28,20 +29,31 @@ class Target:
     Attributes:
         socket: the daemon's control socket.
         database: its database.
+        shared: the queue is not in that file but in a database that hosts share: only a running helper can be asked.
     """
 
     socket: Path
     database: Path
+    shared: bool = False
 
     @classmethod
     def of(cls, config: Path | None, db: Path | None) -> Target:
         """As the settings say, or a flag."""
         settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
-        return cls(settings.socket_path, settings.db_path)
+        return cls(settings.socket_path, settings.db_path, bool(settings.store.url) and db is None)
 
     def ask(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """An answer of the daemon, or of the file; see `queue_source.ask`."""
+        self.need_somewhere()
         return ask(self.socket, self.database, path, {name: value for name, value in (query or {}).items() if value})
+
+    def need_somewhere(self) -> None:
+        """Raise NothingThere where the queue is shared and no helper of this host answers."""
+        if self.shared and not somebody_listens(self.socket):
+            raise NothingThere(
+                f"no daemon answers on {self.socket}, and the queue is in a database that hosts share",
+                advice="Run this on a host whose helper runs: each of them answers for the whole queue.",
+            )
 
     def act(
         self,
@@ -63,6 +75,7 @@ class Target:
         """
         if somebody_listens(self.socket):
             return tell(self.socket, path, body, query)
+        self.need_somewhere()
         need_database(self.socket, self.database)
         if not os.access(self.database, os.R_OK | os.W_OK):
             raise PermissionError(f"{self.database} may not be changed by this user")

@@ -15,7 +15,11 @@ NOT_SETTINGS: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables that no setting is taken from."""
 ENV_CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
 """Where a service manager puts secrets for a service alone (systemd.exec(5), LoadCredential)."""
-CREDENTIALS: Final = {("helper", "api_token"): "api-token", ("operator", "token"): "operator-token"}
+CREDENTIALS: Final = {
+    ("helper", "api_token"): "api-token",
+    ("operator", "token"): "operator-token",
+    ("store", "url"): "store-url",
+}
 """Settings that are secrets, and the names of credentials that they are taken from; a setting of the same key with
 `_file` behind it names another file."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))

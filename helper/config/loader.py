@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from helper.config import lines as toml_lines
 from helper.config.files import CREDENTIALS, ENV_CREDENTIALS, ENV_PREFIX, NOT_SETTINGS, variable_of
-from helper.config.model import Config
+from helper.config.model import Config, contradictions
 from helper.config.text import SECTIONS, explain, from_text
 from helper.errors import ConfigError
 
@@ -229,7 +229,7 @@ class _Reading:
             self._at(blamed, f"{file} cannot be read: {error.strerror}")
             return
         if not lines or not lines[0]:
-            self._at(blamed, f"{file} begins with an empty line: it must be the token")
+            self._at(blamed, f"{file} begins with an empty line: it must be the {key[1]}")
             return
         self._take(key, lines[0], Origin("file", str(file)), (str(file), None))
 
@@ -261,6 +261,9 @@ class _Reading:
                 section, key = str(details["loc"][0]), str(details["loc"][1])
                 source, line = self.places[section, key]
                 self.problems.append(Problem(source, line, f"{section}.{key}", explain(section, key, details)))
+        if config is not None:
+            for section, key, message in contradictions(config):
+                self._at((section, key), message)
         if self.problems or config is None:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config

@@ -68,6 +68,30 @@ def _nonblank(value: str) -> str:
     return value
 
 
+def _database(value: str) -> str:
+    """Where a PostgreSQL database is; the store reads it further."""
+    if value and not value.startswith(("postgresql://", "postgres://")):
+        raise ValueError("must be empty or an address like postgresql://user@host/database")
+    return value
+
+
+def _schema(value: str) -> str:
+    """A name of a PostgreSQL schema that needs no quotes."""
+    if not (value.isidentifier() and value.isascii() and value == value.lower() and len(value) < 64):
+        raise ValueError("must be up to 63 lower-case letters, digits and _, and begin with no digit")
+    return value
+
+
+def _host_name(value: str) -> str:
+    """How a host is called among others; the database shows it as the name of its connections."""
+    if not value.isprintable() or len(value.encode()) > 63:
+        raise ValueError("must be up to 63 characters that can be printed")
+    return value
+
+
+Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
+HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
+Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
 BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
 OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
@@ -92,6 +116,11 @@ class HelperSection(Section):
     """The service that wallets post their shares to."""
 
     disable: Switch = Field(False, description="Do not take or reveal shares (the other parts still run).")
+    role: Literal["all", "api", "prover", "sender"] = Field(
+        "all",
+        description="What this host does for the queue: api takes shares, prover makes proofs, sender sends them and "
+        "looks after closed rounds. All but all need a [store] url.",
+    )
     host: Host = Field(DEFAULT_HOST, description="Address that the wallet API listens on.")
     port: Port = Field(DEFAULT_PORT, description="Port of the wallet API; 0 takes a free one.")
     api_token: Token = Field(
@@ -140,6 +169,50 @@ class HelperSection(Section):
         ge=0,
         le=24 * 365,
         description="Hours after the chain closed a round until all that is kept of it is erased.",
+    )
+
+
+class StoreSection(Section):
+    """A PostgreSQL database that several hosts share, instead of a file. See docs/cluster.md."""
+
+    url: Database = Field(
+        "",
+        description="Its address, like postgresql://user@host/database; empty keeps the queue in [helper] db_path. "
+        "Over a network TLS with verified certificates is required, and taken where nothing is said. The directory of "
+        "db_path then holds the control socket and the registrations only.",
+    )
+    url_file: Text = Field(
+        "",
+        description="A file whose first line is that address, instead of url, as it may hold a password; one of your "
+        "service manager's credentials that is called store-url is found without being named.",
+    )
+    key_file: Text = Field(
+        "",
+        description="A file with the keys that witnesses are sealed with before they go there, 64 hex digits a line, "
+        "the same on every host: new shares use the first. Only its owner may read it.",
+    )
+    host: HostName = Field("", description="This host's name among the others; empty is the machine's.")
+    schema_name: Schema = Field("svote_helper", description="The schema of the tables.")
+    lease_seconds: Number = Field(
+        10,
+        ge=1,
+        le=600,
+        description="A host that is not heard of for so long loses what it has in hand, and the right to send.",
+    )
+
+
+class SenderSection(Section):
+    """Which of several hosts sends reveals to the chain: one does."""
+
+    lease: Literal["auto", "postgres"] = Field(
+        "auto",
+        description="Where the hosts agree on it: postgres is the queue's own database; auto is that where [store] url "
+        "is set, and nothing where the queue is a file.",
+    )
+    standby: Switch = Field(
+        False,
+        description="Wait while another host sends, and take over when it is gone. Without it a second sender refuses "
+        "to run.",
     )
 
 
@@ -266,6 +339,8 @@ class Config(Section):
     """All settings, checked. Get one from `helper.config.load`."""
 
     helper: HelperSection = HelperSection()
+    store: StoreSection = StoreSection()
+    sender: SenderSection = SenderSection()
     chain: ChainSection = ChainSection()
     prover: ProverSection = ProverSection()
     admin: AdminSection = AdminSection()
@@ -323,3 +398,21 @@ class Config(Section):
     def socket_path(self) -> Path:
         """The control socket: as set, or beside the database."""
         return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME
+
+
+def contradictions(config: Config) -> list[tuple[str, str, str]]:
+    """What is right in each setting and wrong in all together.
+
+    Returns:
+        Section and key of a setting that was given, and what is wrong with it.
+    """
+    found = []
+    if config.store.url and not config.store.key_file:
+        found.append(("store", "url", "needs [store] key_file: nothing secret goes to a shared database unsealed"))
+    if not config.store.url and config.helper.role != "all":
+        found.append(("helper", "role", "needs a [store] url: a file is one host's, and that does all"))
+    if not config.store.url and config.sender.lease == "postgres":
+        found.append(("sender", "lease", "needs a [store] url"))
+    if config.sender.standby and not config.store.url:
+        found.append(("sender", "standby", "needs a [store] url: there is no other host to wait for"))
+    return found

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from helper.config.model import Config, Section
 
 REDACTED: Final = "(set, not shown)"
-_SECRET: Final = frozenset({("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn")})
+_SECRET: Final = frozenset({("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")})
 _TRUE: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "0", "no", "off"})
 

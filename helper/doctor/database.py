@@ -91,6 +91,14 @@ def judge_absent(path: Path, *, running: bool) -> Finding:
     return warn("database", f"there is no {path} yet", advice, path=str(path))
 
 
+def judge_shared(*, running: bool) -> Finding:
+    """The queue is in a database that hosts share: the helper of this host has it open, or nobody here."""
+    text = "the queue is in a database that hosts share ([store] url)"
+    if running:
+        return ok("database", f"{text}, and this host's helper has it open")
+    return warn("database", text, "Start the helper: it says what it finds wrong with the database.")
+
+
 def waiting_of(outlook: Sequence[RoundOutlook]) -> list[Waiting]:
     """What waits, by the file; a round whose end is not kept is left out."""
     return [

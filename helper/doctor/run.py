@@ -155,6 +155,8 @@ class _Doctor:
         return daemons.judge_daemon(self.daemon, self.config.socket_path)
 
     async def _database(self) -> list[Finding]:
+        if self.config.store.url:
+            return [database.judge_shared(running=self.daemon.running)]
         path, now = self.config.db_path, self.clock.now()
         if not path.exists():
             return [database.judge_absent(path, running=self.daemon.running)]
@@ -166,15 +168,22 @@ class _Doctor:
 
     async def _integrity(self) -> list[Finding]:
         path = self.config.db_path
-        if self.daemon.running or not path.exists() or not path.stat().st_size:
+        if self.config.store.url or self.daemon.running or not path.exists() or not path.stat().st_size:
             return []  # a daemon looks through its file itself, and tells what it finds
         return [await self._threaded(lambda: database.look_at_whole(path, self.clock))]
 
     def _modes(self) -> list[Finding]:
         config = self.config
-        databases = [config.db_path, *([] if config.admin.disable else [config.admin_db_path])]
+        databases = [] if config.store.url else [config.db_path]
+        databases += [] if config.admin.disable else [config.admin_db_path]
         secrets = [config.socket_path]
-        secrets += [Path(named) for named in (config.helper.api_token_file, config.operator.token_file) if named]
+        named = (
+            config.helper.api_token_file,
+            config.operator.token_file,
+            config.store.url_file,
+            config.store.key_file,
+        )
+        secrets += [Path(one) for one in named if one]
         if self.settings.path is not None and self.settings.holds_secrets:
             secrets.append(self.settings.path)
         return files.look_at_modes(databases, secrets)

@@ -10,7 +10,7 @@ from typing import Final
 from helper.config import Config, Problem, find_file, load_what_can_be
 from helper.doctor.finding import Finding, fail, ok, warn
 
-SECRETS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn"})
+SECRETS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn", "store.url"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -402,3 +402,29 @@ def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "operator-token").mkdir()
     (problem,) = problems(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
     assert "operator-token cannot be read: Is a directory" in str(problem)
+
+
+def test_settings_that_are_wrong_together_are_told_where_they_stand(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path, '[helper]\nrole = "prover"\n[sender]\nlease = "postgres"\nstandby = true\n[prover]\nnice = 3\n'
+    )
+    assert [(problem.line, problem.key) for problem in told] == [
+        (2, "helper.role"),
+        (4, "sender.lease"),
+        (5, "sender.standby"),
+    ]
+    (problem,) = problems(tmp_path, '[helper]\nrole = "api"\n[store]\nurl = "postgresql://helper@db/helper"\n')
+    assert str(problem).endswith("store.url: needs [store] key_file: nothing secret goes to a shared database unsealed")
+
+
+def test_an_address_of_a_database_is_one_and_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, '[store]\nurl = "mysql://db"\nkey_file = "keys"\n')
+    assert "must be empty or an address like postgresql://" in str(problem)
+    (problem,) = problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
+    assert "hush" not in str(problem)
+    told = problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
+    assert [problem.key for problem in told] == ["store.schema_name", "store.host"]
+    (tmp_path / "url").write_text("postgresql://helper:hush@db/helper\n")
+    config = load(write(tmp_path, f'[helper]\nrole = "sender"\n[store]\nurl_file = "{tmp_path}/url"\nkey_file = "k"\n'))
+    assert config.store.url.endswith("@db/helper")
+    assert config.helper.role == "sender"

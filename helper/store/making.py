@@ -1,0 +1,51 @@
+"""The store that the settings name."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helper.clock import Clock
+from helper.config import Config
+from helper.errors import StoreError
+from helper.store.sqlite import SqliteStore
+from helper.store.whole import WholeStore
+
+if TYPE_CHECKING:
+    from helper.store.postgres import PostgresStore
+
+
+def make_store(config: Config, clock: Clock) -> WholeStore:
+    """A store, not yet open: a file of this host's, or a database that hosts share.
+
+    Raises:
+        StoreError: its address or its keys will not do, or what it needs is not installed.
+    """
+    return make_shared(config, clock) if config.store.url else SqliteStore(config.db_path)
+
+
+def make_shared(config: Config, clock: Clock) -> PostgresStore:
+    """The store on `[store] url`.
+
+    Raises:
+        StoreError: as above.
+    """
+    try:
+        # loaded here: who keeps the queue in a file need not have it
+        from helper.store.postgres import PostgresStore  # noqa: PLC0415
+        from helper.store.postgres.keyfile import read_seals  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"[store] url is set, and {error.name} is not installed",
+            advice="Install it beside the helper: `pip install 'svote-helper[postgres]'`.",
+        ) from None
+    settings = config.store
+    return PostgresStore(
+        settings.url,
+        seals=read_seals(Path(settings.key_file)),
+        host=settings.host or socket.gethostname(),
+        schema=settings.schema_name,
+        clock=clock,
+        lease=settings.lease_seconds,
+    )
