@@ -16,6 +16,8 @@ from typing import Any
 
 import structlog
 
+from helper import among
+from helper.among import Among
 from helper.api.acts import act_routes
 from helper.api.operator import round_states, rounds_route
 from helper.api.wallet import WalletView
@@ -33,17 +35,23 @@ from helper.edges import Edges
 from helper.errors import HelperError
 from helper.hardening import harden_process
 from helper.intake import Intake
+from helper.lease import Lease
+from helper.lease.making import make_lease
 from helper.manager import Manager
 from helper.operations import Operations
-from helper.processor import Processor
+from helper.processor import LONGEST_SLEEP, Processor
 from helper.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.prover.process import WorkerCommand
 from helper.reception import Reception
 from helper.retention import Retention
 from helper.reveal import Revealer
+from helper.roles import ROLES
 from helper.rounds import RoundBook
-from helper.store.sqlite import SqliteStore
-from helper.supervise import supervise
+from helper.sending import Sending
+from helper.store.making import make_store
+from helper.store.messages import PREPARED
+from helper.store.work import DUE
+from helper.supervise import supervise, unless
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
 from helper.vitals import Vitals
@@ -79,13 +87,16 @@ class Service:
         self.config = config
         self.clock = clock or SystemClock()
         self.stats = Stats()
-        self.store = edges.store or SqliteStore(config.db_path)
+        self.role = ROLES[config.helper.role]
+        self.store = edges.store or make_store(config, self.clock)
+        self.lease = make_lease(self.store, self.clock)
         self.endpoints = _endpoints(config, self.clock, edges.nodes)
         self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
         self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
         self.circuits = CircuitChoice(config.prover.circuit, clock=self.clock, remember=self.store.set_meta)
         self.prover = ProverPool(
-            workers=config.proof_slots,
+            # who only sends checks a proof now and then, when the chain refuses it
+            workers=config.proof_slots if self.role.proves else 1,
             circuits=self.circuits.needed,
             clock=self.clock,
             nice=config.prover.nice,
@@ -96,7 +107,22 @@ class Service:
         self._checks = edges.checks
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
+        self.among = None if self.lease is None else self._join_others(self.lease)
         self._join()
+
+    def _join_others(self, lease: Lease) -> Among:
+        """Be one of several hosts."""
+        self.store.listen(self._on_word)
+        return Among(
+            self.store,
+            lease=lease,
+            role=self.role,
+            standby=self.config.sender.standby,
+            circuits=self.circuits,
+            rounds=self.rounds,
+            clock=self.clock,
+            changed=self._on_sender,
+        )
 
     def _join(self) -> None:
         """Make the parts that need other parts."""
@@ -128,6 +154,8 @@ class Service:
             clock=self.clock,
             stale_after=self.config.chain.stale_seconds,
             tolerance=self.config.chain.clock_skew_seconds,
+            role=self.role,
+            skew=None if self.among is None else self.among.skew,
         )
         attempts = Attempts(
             store=self.store,
@@ -142,16 +170,29 @@ class Service:
             "circuits": self.circuits,
             "attempts": attempts,
         }
-        self.broadcaster = Broadcaster(**way, verifier=self.prover)
+        self.broadcaster = Broadcaster(**way, verifier=self.prover, lease=self.lease)
+        retention = Retention(
+            **common,
+            rounds=self.rounds,
+            purge_after=self.config.helper.purge_after_hours * HOUR,
+            lease=self.lease,
+        )
         self.processor = Processor(
             store=self.store,
             revealer=Revealer(**way, prover=self.prover),
-            broadcaster=self.broadcaster,
-            retention=Retention(**common, rounds=self.rounds, purge_after=self.config.helper.purge_after_hours * HOUR),
+            broadcaster=self.broadcaster if self.role.sends else None,
+            retention=retention if self.among is None else None,
             gate=self.vitals.gate,
             slots=self.prover.workers,
             clock=self.clock,
             stats=self.stats,
+            longest_sleep=LONGEST_SLEEP if self.among is None else among.LONGEST_SLEEP,
+        )
+        self.sending = Sending(
+            broadcaster=self.broadcaster,
+            retention=retention,
+            paused=lambda: self.vitals.gate().paused,
+            clock=self.clock,
         )
         self.intake = Intake(
             store=self.store,
@@ -183,7 +224,7 @@ class Service:
     async def alive(self) -> str:
         """How it is, in a few words, once the database's thread has had a turn; not at all while that hangs."""
         await self.store.pulse()
-        paused = self.vitals.intake_paused() or self.processor.paused
+        paused = self.vitals.intake_paused() or self._paused()
         return paused or ("takes and reveals shares" if self.vitals.ready else "starting: the provers are not ready")
 
     async def run(
@@ -202,7 +243,7 @@ class Service:
             log.warning("not hardened", reason=failure)
         doors = Doors(self.config, endpoints=self.endpoints, clock=self.clock)
         doors.join_queue(
-            self.wallet_view,
+            self.wallet_view if self.role.takes else None,
             self.store,
             self.rounds,
             facts=self._facts,
@@ -232,14 +273,21 @@ class Service:
             log.info("queue opened", recovered=recovered)
             await self.rounds.restore()
             await self.trees.restore()
+            if self.among is not None:
+                await unless(self._stop, self.among.begin())
             yield
         finally:
             await self.store.close()
 
+    def _paused(self) -> str | None:
+        """Why what this host does with shares that were taken rests, or None."""
+        return self.processor.paused if self.role.proves else self.vitals.gate().paused if self.role.sends else None
+
     def _facts(self) -> dict[str, Any]:
         return {
             **self.vitals.facts(),
-            "paused": self.processor.paused,
+            **({} if self.among is None else {"role": self.config.helper.role, **self.among.facts()}),
+            "paused": self._paused(),
             "height": self.listener.height,
             "in_hand": self.processor.proving,
         }
@@ -260,18 +308,20 @@ class Service:
             **(beside or {}),
             "follower": self.follower.run(),
             "listener": self.listener.run(),
-            "prover": self.prover.run(),
-            "processor": self._process(),
-            "reconciler": self._reconcile(),
-            "database check": self._check_database(),
         }
+        if self.among is not None:
+            parts |= self.among.parts
+        if self.role.works:
+            parts |= {"prover": self.prover.run(), "processor": self._process()}
+        if self.role.sends:
+            parts |= {"reconciler": self._reconcile(), "database check": self._check_database()}
         try:
             await supervise(parts, servers, self._stop)
         finally:
             await self.endpoints.aclose()
 
     async def _process(self) -> None:
-        """The queue, once provers are warm and the chain's circuit is chosen."""
+        """The queue's work, once provers are warm and the chain's circuit is chosen."""
         await asyncio.sleep(0)
         await self.prover.wait_ready()
         await self.follower.wait_ready()
@@ -279,7 +329,14 @@ class Service:
         self.endpoints.subscribe(self.processor.wake)
         self.vitals.revealing = True
         log.info("ready", circuit=self.circuits.current, self_test=self.prover.self_test_seconds)
-        await self.processor.run()
+        if self.among is None:
+            await self.processor.run()
+            return
+        async with asyncio.TaskGroup() as group:
+            if self.role.proves:
+                group.create_task(self.processor.run())
+            if self.role.sends:
+                group.create_task(self.sending.run())
 
     async def _choose_circuit(self) -> None:
         """Ask the chain who it is; the node's version may tell the generation."""
@@ -292,6 +349,19 @@ class Service:
                 await self.clock.sleep(self.config.chain.poll_seconds)
         remembered = await self.store.get_meta(CircuitChoice.key(info.chain_id))
         self.circuits.begin(info.chain_id, info.version, remembered)
+
+    def _on_word(self, word: str) -> None:
+        """Another host has said something; "" when what it said may have been lost."""
+        if word != PREPARED:
+            self.processor.wake()
+        if word != DUE:
+            self.sending.wake()
+
+    def _on_sender(self) -> None:
+        """This host sends from now on."""
+        self.broadcaster.took_over()
+        self._new_block.set()
+        self.sending.wake()
 
     def _on_block(self, _height: int) -> None:
         self._new_block.set()
@@ -309,7 +379,7 @@ class Service:
             await self._new_block.wait()
             self._new_block.clear()
             try:
-                if self.vitals.revealing and self.endpoints.usable and self.listener.caught_up:
+                if self.vitals.sends and self.endpoints.usable and self.listener.caught_up:
                     await self.broadcaster.reconcile(self.listener.height or 0)
             except Exception:  # whatever it is, the next block brings another look
                 log.exception("unconfirmed reveals could not be looked at")
@@ -322,6 +392,8 @@ class Service:
         while True:
             await self.clock.sleep(pause)
             pause = CHECK_INTERVAL
+            if self.lease is not None and not self.lease.held:
+                continue  # one host's look is enough for all
             try:
                 await self.store.sweep()
                 for found in await self.store.verify():

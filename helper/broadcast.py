@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from helper.chain.outcome import Outcome, Spends, Verdict
 from helper.circuits import CircuitChoice
 from helper.clock import Clock
 from helper.errors import HelperError, ProverError
+from helper.lease import Lease
+from helper.lease.alone import Alone
 from helper.resend import AT_NEXT_BLOCK, Next, next_step
 from helper.store.base import SentReveal, Store
 from helper.telemetry.stats import Stats
@@ -31,6 +33,8 @@ proven in that time, and few enough that a chain that takes reveals and counts n
 """
 IN_FLIGHT = 16
 """Unconfirmed reveals that are sent again at once: one slow node must not hold up all the others."""
+NEVER_SENT = 0
+"""The height at which there is something to do about messages that were never sent, and about no others."""
 ENDED_KEPT = 100_000
 """Shares of which it is remembered when they were last sent, and where to."""
 AVOIDED_SECONDS = 30.0
@@ -54,7 +58,11 @@ class Verifier(Protocol):
 
 
 class Broadcaster:
-    """Brings prepared messages to the chain, at most once a share and block height."""
+    """Brings prepared messages to the chain, at most once a share and block height.
+
+    Args:
+        lease: the right to send, looked at before each send is noted and again before its first byte leaves.
+    """
 
     def __init__(
         self,
@@ -67,8 +75,10 @@ class Broadcaster:
         attempts: Attempts,
         clock: Clock,
         stats: Stats,
+        lease: Lease | None = None,
     ) -> None:
         self._store = store
+        self._lease: Lease = Alone() if lease is None else lease
         self._trees = trees
         self._endpoints = endpoints
         self._verifier = verifier
@@ -90,6 +100,10 @@ class Broadcaster:
         """Call back whenever a share went back to the queue, now or for later."""
         self._changed.append(changed)
 
+    def took_over(self) -> None:
+        """This host sends from now on: what another one sent a moment ago waits for a block, as after a start."""
+        self._began = self._clock.monotonic()
+
     def confirmed(self, share_id: int) -> None:
         """This share was counted, by whoever's reveal."""
         first = self._first.get(share_id)
@@ -110,18 +124,40 @@ class Broadcaster:
 
         An error in one share's way is logged and holds up no other. Raises StoreError when the shares cannot be read.
         """
+        if not self._lease.held:
+            return
+        found = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + len(self._stuck))
+        # those last that an error of ours has stopped before: they must not take the places of all others
+        wanted = sorted(found, key=self._stuck.__contains__)[:FOLLOWED_UP]
+        await self._see_to(wanted, partial(self._next, height=height))
+
+    async def send_new(self) -> None:
+        """Send what other hosts have prepared and nobody has sent yet; to be called again while there is more.
+
+        An error in one share's way is logged and holds up no other. Raises StoreError when the shares cannot be read.
+        """
+        before: set[int] = set()
+        while self._lease.held:
+            found = await self._store.follow_ups(height=NEVER_SENT, limit=FOLLOWED_UP + len(self._stuck))
+            if before.issuperset(found):
+                return  # those that are left cannot be sent now
+            before = set(found)
+            await self._see_to(found, self._send)
+
+    async def _see_to(self, share_ids: Sequence[int], work: Callable[[SentReveal], Awaitable[None]]) -> None:
+        """Work on reveals, some at once."""
         slots = asyncio.Semaphore(IN_FLIGHT)
         async with asyncio.TaskGroup() as group:
-            found = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + len(self._stuck))
-            # those last that an error of ours has stopped before: they must not take the places of all others
-            for share_id in sorted(found, key=self._stuck.__contains__)[:FOLLOWED_UP]:
+            for share_id in share_ids:
                 if share_id not in self._sending:
                     await slots.acquire()
-                    group.create_task(self._follow_up(share_id, height, slots))
+                    group.create_task(self._follow_up(share_id, work, slots))
 
-    async def _follow_up(self, share_id: int, height: int, slots: asyncio.Semaphore) -> None:
+    async def _follow_up(
+        self, share_id: int, work: Callable[[SentReveal], Awaitable[None]], slots: asyncio.Semaphore
+    ) -> None:
         try:
-            await self._alone(share_id, partial(self._next, height=height))
+            await self._alone(share_id, work)
             self._stuck.discard(share_id)
         except HelperError as error:
             self._stuck.add(share_id)
@@ -164,8 +200,12 @@ class Broadcaster:
             head = self._endpoints.head
             if head is None or head.height <= (reveal.last_sent_height or 0) or not self._at_new_height(reveal):
                 return
+            if not self._lease.held:
+                return
             if not await self._store.mark_sending(reveal.share_id, height=head.height, endpoint=endpoint.name):
                 return
+            if not self._lease.held:
+                return  # it ended while the send was noted: whoever has it next takes it for one without an answer
             if first:
                 self._note_broadcast(reveal)
                 first = False

@@ -22,6 +22,8 @@ FIRST_WITH_NEWER = (1, 3, 0)
 """Version of the chain's node from which on it verifies the newer generation."""
 PAUSE_SECONDS = 60.0
 """How long a refusal of the generation set by hand pauses the queue before a share is tried again."""
+HEARD_SECONDS = 10.0
+"""For how long a pause that another host told of holds unless it is told again."""
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
@@ -71,6 +73,31 @@ class CircuitChoice:
             known = remembered if remembered in GENERATIONS else None
             self.current = known or by_version(version) or NEWER
         log.info("circuit chosen", circuit=self.current, chain_id=chain_id, remembered=remembered, version=version)
+
+    # ------------------------------------------------------------------ several hosts
+
+    @property
+    def shared_key(self) -> str | None:
+        """Under which name hosts tell each other what they prove with now; None before the chain is known."""
+        return f"circuit.now:{self._chain_id}" if self._chain_id else None
+
+    def tell(self) -> str:
+        """What the host that sends tells those that prove: the generation, and why the queue is paused, if it is."""
+        return f"{self.current} {self.paused or ''}".strip()
+
+    def hear(self, told: str | None) -> None:
+        """What the host that sends has told last: it alone sees what the chain takes and refuses.
+
+        A generation set by hand stays. A pause is kept up for as long as it is told.
+        """
+        circuit, _, reason = (told or "").partition(" ")
+        if self._auto and circuit in GENERATIONS and circuit != self.current:
+            log.info("the host that sends has changed the circuit", circuit=circuit)
+            self.current = circuit
+        if reason:
+            self._paused_until, self._pause_reason = self._clock.monotonic() + HEARD_SECONDS, reason
+        elif told is not None:
+            self._paused_until = None
 
     @property
     def needed(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class Doors:
 
     def join_queue(
         self,
-        view: WalletView,
+        view: WalletView | None,
         store: QueueStore,
         rounds: RoundBook,
         *,
@@ -92,7 +92,7 @@ class Doors:
         """Serve the queue too: to wallets, to operators, and its figures.
 
         Args:
-            view: what wallets may ask of.
+            view: what wallets may ask of; None where no share is taken.
             store: what operators may look at.
             rounds: the rounds known.
             facts: what only the running service knows.
@@ -105,14 +105,19 @@ class Doors:
         self._read, self._stats = reading.figures, stats
         self._feed = Feed(reading.overview, clock=self._clock, name=secrets.token_hex(4))
         settings = self._config.helper
-        self._wallets = make_app(
-            view,
-            api_token=settings.api_token,
-            expose_queue_status=settings.expose_queue_status,
-            limits=self._limits,
-            more=[events_route(self._feed, self._config.operator.token), *self._more()],
-            operator_token=self._config.operator.token,
-        )
+        others = [events_route(self._feed, self._config.operator.token), *self._more()]
+        if view is None:
+            token = self._config.operator.token
+            self._wallets = wrapped(described([], others, operator_token=token), self._limits)
+        else:
+            self._wallets = make_app(
+                view,
+                api_token=settings.api_token,
+                expose_queue_status=settings.expose_queue_status,
+                limits=self._limits,
+                more=others,
+                operator_token=self._config.operator.token,
+            )
         more = [*operators, *overview_routes(self._feed, reading.overview), *health_routes(checks)]
         self._operators = make_operator_app(store, facts, more=more)
 

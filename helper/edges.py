@@ -9,7 +9,7 @@ import proofs
 from helper.chain.endpoint import Endpoint
 from helper.checking import Checks
 from helper.prover.process import Spawn, WorkerProcess
-from helper.store.sqlite import SqliteStore
+from helper.store.whole import WholeStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,13 @@ class Edges:
     """What surrounds the service, beside its clock and its doors.
 
     Attributes:
-        store: keeps the shares; None opens the file that the settings name.
+        store: keeps the shares; None opens what the settings name.
         nodes: the chain's nodes; None connects to those that the settings name.
         spawn: starts a prover worker.
         checks: the hashes of a share.
     """
 
-    store: SqliteStore | None = None
+    store: WholeStore | None = None
     nodes: Sequence[Endpoint] | None = None
     spawn: Spawn = WorkerProcess.spawn
     checks: Checks = proofs

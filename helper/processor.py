@@ -16,7 +16,7 @@ import structlog
 from helper.broadcast import Broadcaster
 from helper.clock import SLICE, Clock
 from helper.errors import HelperError
-from helper.retention import Retention
+from helper.retention import Retention, Tending
 from helper.reveal import Revealer
 from helper.schedule import retry_delay
 from helper.store.base import QueuedShare, Store
@@ -30,8 +30,6 @@ TICK = 0.001
 """Seconds in which the store tells two due times apart."""
 AHEAD = 2
 """Shares claimed for each prover: the one it proves and the one it proves next."""
-TENDING_PATIENCE = 0.05
-"""Seconds that due shares wait for alerts and purges; what takes longer goes on beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +48,33 @@ class Gate:
 
 
 class Processor:
-    """Dispatches due shares to the provers, never more at once than there are, and goes on as they free up."""
+    """Dispatches due shares to the provers, never more at once than there are, and goes on as they free up.
+
+    Args:
+        broadcaster: is handed each share whose message is kept; None where another host sends.
+        retention: looks after closed rounds before each dispatch; None where that is done elsewhere.
+        longest_sleep: seconds after which the loop goes round in any case. Where other hosts take shares in and put
+            them back, nobody here may have been told.
+    """
 
     def __init__(
         self,
         *,
         store: Store,
         revealer: Revealer,
-        broadcaster: Broadcaster,
-        retention: Retention,
+        broadcaster: Broadcaster | None,
+        retention: Retention | None,
         gate: Callable[[], Gate],
         slots: int,
         clock: Clock,
         stats: Stats,
+        longest_sleep: float = LONGEST_SLEEP,
     ) -> None:
         self._store = store
         self._revealer = revealer
         self._broadcaster = broadcaster
-        self._retention = retention
+        self._tending = None if retention is None else Tending(retention)
+        self._longest_sleep = longest_sleep
         self._gate = gate
         self._slots = slots
         self._clock = clock
@@ -75,13 +82,13 @@ class Processor:
         self._changed = asyncio.Event()
         self._in_hand = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tending: asyncio.Task[None] | None = None
         self._stranded: dict[int, float] = {}  # when each is put back, monotonic
         self._faults: dict[int, int] = {}  # errors of ours in a row, by share
         self._told: str | None = None
         self._next_turn = math.inf  # while it sleeps: until when; in a turn, any new share calls for another
         self.paused: str | None = "starting"
-        broadcaster.subscribe(self.wake)
+        if broadcaster is not None:
+            broadcaster.subscribe(self.wake)
 
     def wake(self) -> None:
         """Something about the schedule changed: a retry, a round, an endpoint."""
@@ -110,10 +117,11 @@ class Processor:
                 await self._clock.wait(self._changed, self._next_turn)
                 self._next_turn = math.inf
         finally:
-            tasks = self._tasks | ({self._tending} if self._tending is not None else set())
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._tending is not None:
+                await self._tending.stop()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _turn(self) -> float:
         """One round of the loop; the wall time of the next one."""
@@ -126,7 +134,7 @@ class Processor:
                 following = self._clock.now() + SLICE
             deadline = min(deadline, following)
         self._tell(problem)
-        return deadline
+        return min(deadline, self._clock.now() + self._longest_sleep)
 
     def _tell(self, problem: Exception | None) -> None:
         """One line when the queue can not be worked, not one a second."""
@@ -143,13 +151,9 @@ class Processor:
     # ---------------------------------------------------------------- alerts and purges
 
     async def _tend(self) -> float:
-        """Alert and purge first; a slow node that is asked, or a great round that is erased, holds up no share."""
-        if self._tending is None and self._retention.wanted:
-            self._tending = asyncio.create_task(self._retention.run_once())
-            await asyncio.wait({self._tending}, timeout=TENDING_PATIENCE)
-        if self._tending is not None and self._tending.done():
-            tending, self._tending = self._tending, None
-            tending.result()
+        """Alert and purge first."""
+        if self._tending is not None:
+            await self._tending.turn()
         return math.inf
 
     # ---------------------------------------------------------------- dispatch
@@ -211,7 +215,7 @@ class Processor:
             finally:
                 self._in_hand -= 1
                 self.wake()
-            if prepared:
+            if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)
             self._faults.pop(queued.id, None)
         except HelperError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Protocol
 
 import structlog
 
 from helper.clock import Clock
+from helper.lease import Lease
+from helper.lease.alone import Alone
 from helper.share import ShareState
 from helper.store.base import Store, StoredRound
 from helper.telemetry.stats import Stats
@@ -17,6 +20,8 @@ log = structlog.get_logger("helper.retention")
 UNSUBMITTED = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
 INTERVAL = 1.0
 """Seconds between two looks at the rounds."""
+TENDING_PATIENCE = 0.05
+"""Seconds that due shares wait for alerts and purges; what takes longer goes on beside them."""
 
 
 class Rounds(Protocol):
@@ -51,11 +56,22 @@ class Retention:
     A round is closed by the chain's word only (`RoundBook.is_closed`). Its shares that were not counted then fail and
     are reported; their witnesses stay for `purge_after` seconds by the chain's time, so that an operator can look, and
     go with the round.
-    The rounds are read only after the chain moved or when a purge has become due, at most once a second.
+    The rounds are read only after the chain moved or when a purge has become due, at most once a second. Of several
+    hosts the one that sends does it.
     """
 
-    def __init__(self, *, store: Store, rounds: Rounds, clock: Clock, stats: Stats, purge_after: float) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        rounds: Rounds,
+        clock: Clock,
+        stats: Stats,
+        purge_after: float,
+        lease: Lease | None = None,
+    ) -> None:
         self._store = store
+        self._lease: Lease = Alone() if lease is None else lease
         self._rounds = rounds
         self._clock = clock
         self._stats = stats
@@ -67,7 +83,7 @@ class Retention:
     @property
     def wanted(self) -> bool:
         """Whether there may be anything to do."""
-        if self._clock.monotonic() < self._next_look:
+        if not self._lease.held or self._clock.monotonic() < self._next_look:
             return False
         now = self._rounds.chain_now()
         return self._rounds.revision != self._seen or (now is not None and now >= self._next_purge)
@@ -116,3 +132,30 @@ class Retention:
         else:
             log.info("a round closed with every share counted", round=stored.round_id.hex())
         await self._store.mark_alerted(stored.round_id, now)
+
+
+class Tending:
+    """Retention beside other work: a slow node that is asked, or a great round that is erased, holds up no share."""
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+        self._task: asyncio.Task[None] | None = None
+
+    async def turn(self) -> None:
+        """Begin what there is to do, and wait for it a moment; what it ended in is raised here, now or in a later turn.
+
+        Raises:
+            StoreError: the rounds cannot be read or changed.
+        """
+        if self._task is None and self._retention.wanted:
+            self._task = asyncio.create_task(self._retention.run_once())
+            await asyncio.wait({self._task}, timeout=TENDING_PATIENCE)
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            task.result()
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -79,6 +79,7 @@ class RoundBook:
         self._forgotten: set[bytes] = set()
         self._ours: set[bytes] = set()  # rounds with shares on disk
         self._frozen: dict[bytes, str] = {}
+        self._reread: set[bytes] = set()  # rounds that were kept when that was last looked at
         self._waits: set[bytes] = set()  # rounds of which it was said whose word is missing
         self._chain_time: float | None = None
         self._chain_seen = 0.0  # when that block was processed, monotonic
@@ -106,6 +107,17 @@ class RoundBook:
             if row.closed_at is not None:
                 self._closed.add(row.round_id)
         self._ours = set(await self._store.counts())
+
+    async def reread(self) -> None:
+        """Take over what other hosts on the same store have closed and purged.
+
+        Raises `StoreError` when it cannot be read.
+        """
+        kept = {row.round_id: row.closed_at for row in await self._store.rounds()}
+        for round_id in ((self._reread | self._closed) & self._rounds.keys()) - kept.keys():
+            self.forget(round_id)
+        self._closed.update(round_id for round_id, closed_at in kept.items() if closed_at is not None)
+        self._reread = set(kept)
 
     def get(self, round_id: bytes) -> Round | None:
         """A round, or None when the chain has not told us of it. Frozen rounds and those of the past too."""

@@ -36,5 +36,18 @@ async def supervise(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work that may take long, given up once `stop` is set; raises what it raises."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(_wait(stop))
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
 async def _wait(stop: asyncio.Event) -> None:
     await stop.wait()

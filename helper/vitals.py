@@ -14,7 +14,9 @@ from helper.clock import Clock
 from helper.hardening import process_facts
 from helper.processor import Gate
 from helper.prover.pool import ProverPool
+from helper.roles import ROLES, Role
 from helper.rounds import RoundBook
+from helper.skew import SkewWatch
 from helper.telemetry.checks import Check
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
@@ -39,6 +41,8 @@ class Vitals:
     Args:
         stale_after: seconds after which the newest block is too old to take shares by.
         tolerance: seconds by which a share's time may lie after the chain's newest block when it is dispatched.
+        role: what this host does of it all: what it does not do, it need not be ready for.
+        skew: compares the clocks of the hosts that share a database; None where there is one host.
 
     Attributes:
         revealing: whether the queue is worked: provers warm, chain known, circuit chosen. Set once by the service.
@@ -59,6 +63,8 @@ class Vitals:
         clock: Clock,
         stale_after: float,
         tolerance: float,
+        role: Role = ROLES["all"],
+        skew: SkewWatch | None = None,
     ) -> None:
         self._store = store
         self._endpoints = endpoints
@@ -72,12 +78,20 @@ class Vitals:
         self._clock = clock
         self._stale_after = stale_after
         self._tolerance = tolerance
+        self._role = role
+        self._skew = skew
         self.revealing = False
 
     @property
     def ready(self) -> bool:
         """Whether shares are taken and revealed: the chain was synced once, the provers' keys are warm."""
-        return self.revealing and self._prover.ready and self.intake_paused() is None
+        working = not self._role.works or (self.revealing and self._prover.ready)
+        return working and self.intake_paused() is None
+
+    @property
+    def sends(self) -> bool:
+        """Whether what is proven may be sent: the service has begun, and its clock is that of the other hosts."""
+        return self.revealing and self._off() is None
 
     def intake_paused(self) -> str | None:
         """Why no share is taken now, or None: the disk takes it, rounds and trees are known, and not long ago.
@@ -85,7 +99,7 @@ class Vitals:
         It goes by the newest block that any node in step has shown: a node that rests after an error, or is away for
         a moment, is no reason to turn wallets away. Nodes that answer and are all out of step are.
         """
-        return self._unwritable() or self._out_of_step() or self._all_rounds_paused()
+        return self._unwritable() or self._off() or self._out_of_step() or self._all_rounds_paused()
 
     def round_paused(self, round_id: bytes) -> str | None:
         """Why nothing of this round may be taken or revealed now though nodes are in step, or None: none of them shows
@@ -95,16 +109,22 @@ class Vitals:
 
     def checks(self) -> list[Check]:
         """All that must be well for shares to be taken and revealed, for `/readyz`."""
-        return [
+        found = [
             Check("store", self._unwritable()),
             Check("chain", self._out_of_step()),
-            Check("clock", CLOCKS_APART if self._endpoints.clock_suspect else None),
+            Check("clock", self._off() or (CLOCKS_APART if self._endpoints.clock_suspect else None)),
             Check("blocks", self._blocks_missing()),
             Check("rounds", self._all_rounds_paused()),
             Check("circuit", self._circuits.paused),
-            Check("provers", None if self._prover.ready else "no prover is ready"),
-            Check("queue", None if self.revealing else "starting: the queue is not worked yet"),
         ]
+        if self._role.works:
+            found.append(Check("provers", None if self._prover.ready else "no prover is ready"))
+            found.append(Check("queue", None if self.revealing else "starting: the queue is not worked yet"))
+        return found
+
+    def _off(self) -> str | None:
+        """Why this host's clock is not the one that all hosts go by, or None."""
+        return None if self._skew is None else self._skew.trouble
 
     def _unwritable(self) -> str | None:
         """Why nothing can be kept, or None."""
@@ -134,8 +154,8 @@ class Vitals:
         """What may be dispatched now."""
         if self._store.trouble is not None:
             return Gate(frozenset(), 0.0, UNWRITABLE)  # the proof could not be kept, and would be made again
-        if self._endpoints.clock_suspect:
-            return Gate(frozenset(), 0.0, CLOCKS_APART)
+        if self._endpoints.clock_suspect or self._off() is not None:
+            return Gate(frozenset(), 0.0, self._off() or CLOCKS_APART)
         head = self._endpoints.head
         if head is None:
             return Gate(frozenset(), 0.0, "no node is in step with the chain")

@@ -56,6 +56,7 @@ FIELDS: Final = frozenset(
         "chain_id",
         "circuit",
         "endpoint",
+        "fence",
         "fingerprint",
         "operator",
         "height",

@@ -17,6 +17,7 @@ from helper.app import Service
 from helper.chain.failover import make_endpoints
 from helper.config import Config
 from helper.errors import HelperError
+from helper.store.sqlite import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import Network, Node
 
@@ -177,6 +178,7 @@ async def forever() -> None:
 
 async def test_the_status_says_so_when_the_queue_cannot_be_written(house: House) -> None:
     await house.poll()
+    assert isinstance(house.service.store, SqliteStore)
     house.service.store._writer.trouble.reason = "no space"
     assert house.service.vitals.intake_paused() == "the queue cannot be written"
     answer = await house.status()

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from helper import processor
+from helper import retention
 from helper.errors import ProofFailed
 from helper.share import ShareState
 from helper.vitals import Disk
@@ -135,7 +135,7 @@ async def test_no_more_is_claimed_than_the_provers_take_up_next(line: Line) -> N
 
 @pytest.mark.rule("R7")
 async def test_alert_then_purge_then_dispatch_then_sleep(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "TENDING_PATIENCE", PATIENCE)  # on a busy machine the purge takes its time
+    monkeypatch.setattr(retention, "TENDING_PATIENCE", PATIENCE)  # on a busy machine the purge takes its time
     await line.store.save_rounds([make_round(OTHER_ROUND)], START)
     await line.store.mark_closed(OTHER_ROUND, START - 30 * 3600)
     await line.put(1)

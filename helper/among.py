@@ -1,0 +1,108 @@
+"""What a host does because it is one of several that share a queue: who sends, whose clock counts, what others know.
+
+Nothing of it runs where the queue is a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from helper.circuits import CircuitChoice
+from helper.clock import Clock
+from helper.errors import StoreError
+from helper.lease import Lease
+from helper.lease.keeper import LeaseKeeper
+from helper.roles import Role
+from helper.rounds import RoundBook
+from helper.skew import SkewWatch
+from helper.store.whole import WholeStore
+
+log = structlog.get_logger("helper.among")
+
+LONGEST_SLEEP: Final = 1.0
+"""Seconds after which a loop of a shared queue looks round in any case: nobody may have told."""
+AGREE_SECONDS: Final = 2.0
+
+
+class Among:
+    """One host among others.
+
+    Args:
+        lease: the right to send.
+        role: what this host does.
+        standby: wait while another host sends.
+        changed: called when this host became the sender.
+    """
+
+    def __init__(
+        self,
+        store: WholeStore,
+        *,
+        lease: Lease,
+        role: Role,
+        standby: bool,
+        circuits: CircuitChoice,
+        rounds: RoundBook,
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._circuits = circuits
+        self._rounds = rounds
+        self._clock = clock
+        self._told: str | None = None
+        self.skew = SkewWatch(store, clock=clock)
+        self.keeper = LeaseKeeper(lease, clock=clock, standby=standby, changed=changed) if role.sends else None
+
+    async def begin(self) -> None:
+        """Before any work: compare the clocks, take the lease.
+
+        Raises:
+            StoreError: the database cannot be asked.
+            LeaseHeld: another host sends, and this one is to as well.
+        """
+        await self.skew.look()
+        if self.keeper is not None:
+            await self.keeper.begin()
+
+    @property
+    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs for ever."""
+        found = {"clock": self.skew.run(), "agreement": self._agree()}
+        if self.keeper is not None:
+            found["lease"] = self.keeper.run()
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """For operators."""
+        return {
+            "sends": self._lease.held,
+            "sender": self._lease.holder if self.keeper is not None else None,
+            "database_skew": round(self.skew.seconds, 3),
+        }
+
+    async def _agree(self) -> None:
+        """Tell or learn what the sender found out: which circuit the chain takes, which rounds are over."""
+        while True:
+            try:
+                await self._agree_once()
+            except StoreError as error:
+                log.warning("what other hosts found out is not known", reason=str(error))
+            await self._clock.sleep(AGREE_SECONDS)
+
+    async def _agree_once(self) -> None:
+        key = self._circuits.shared_key
+        if key is not None:
+            if self._lease.held:
+                told = self._circuits.tell()
+                if told != self._told:
+                    await self._store.set_meta(key, told)
+                    self._told = told
+            else:
+                self._told = None
+                self._circuits.hear(await self._store.get_meta(key))
+        await self._rounds.reread()

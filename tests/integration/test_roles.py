@@ -1,0 +1,129 @@
+"""One queue in PostgreSQL, and several hosts: one takes shares, one proves, one sends, another waits to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from psycopg import sql
+
+from devnet import ballot
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper, cast_vote, soon
+from tests.support.postgres import Cluster, binaries
+
+CLUSTERS = ["cluster"] if binaries() is not None else []
+
+
+class Hosts:
+    """Hosts that share a queue, by name.
+
+    Args:
+        folder: for their files.
+        http: their clients' connections.
+        chain: the chain.
+        url: the database.
+    """
+
+    def __init__(self, folder: Path, http: httpx.AsyncClient, chain: Chain, url: str) -> None:
+        self._folder = folder
+        self._http = http
+        self._chain = chain
+        self._keys = folder / "keys"
+        self._keys.touch(0o600)
+        self._keys.write_text(token_hex(32))
+        self._store = {
+            "url": url,
+            "key_file": str(self._keys),
+            "schema_name": f"roles_{token_hex(6)}",
+        }
+        self.all: dict[str, Helper] = {}
+
+    async def sender_is_gone(self, name: str) -> None:
+        """Kill the host that sends, and have its lease be over at once: a campaign waits for that to come by itself."""
+        await self.all[name].kill()
+        with psycopg.connect(str(self._store["url"]), autocommit=True) as conn:
+            place = sql.Identifier(str(self._store["schema_name"]), "sender")
+            changed = conn.execute(
+                sql.SQL("UPDATE {} SET until = clock_timestamp() WHERE host = %s").format(place), (name,)
+            )
+            assert changed.rowcount == 1
+
+    def make(self, name: str, role: str, **sender: Any) -> Helper:
+        """A host, not started yet."""
+        folder = self._folder / name
+        folder.mkdir()
+        host = Helper(
+            folder,
+            self._http,
+            self._chain,
+            program=STAND_IN,
+            nodes=2,
+            helper={"role": role, "max_concurrent_proofs": 2},
+            store={**self._store, "host": name},
+            sender=sender,
+        )
+        self.all[name] = host
+        return host
+
+    async def start(self, name: str, role: str, **sender: Any) -> Helper:
+        """A host that is ready."""
+        host = self.make(name, role, **sender)
+        await host.start()
+        await host.until("is ready", lambda facts: facts["ready"])
+        return host
+
+
+@pytest.fixture
+async def hosts(
+    request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+) -> AsyncIterator[Hosts]:
+    cluster: Cluster = request.getfixturevalue("cluster")
+    made = Hosts(tmp_path, http, chain, cluster.address)
+    yield made
+    for host in made.all.values():
+        with contextlib.suppress(ProcessLookupError):
+            await host.kill()
+
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", CLUSTERS)]
+
+
+async def test_three_roles_bring_a_vote_to_the_chain_and_another_sender_takes_over(
+    hosts: Hosts, chain: Chain, database: str
+) -> None:
+    round_id = await chain.open_round()
+    takes, proves, sends = await asyncio.gather(
+        hosts.start("takes", "api"), hosts.start("proves", "prover"), hosts.start("sends", "sender")
+    )
+    wrong = hosts.make("wrong", "sender")
+    wrong.launch()
+    first = await cast_vote(chain, takes, round_id, times=ballot.same_second(soon(1)))
+    await takes.confirmed(first)
+    assert [(await host.counts()).get("proven", 0) for host in (takes, proves, sends)] == [0, 16, 0]
+    assert [(await host.counts()).get("broadcast", 0) for host in (takes, proves, sends)] == [0, 0, 16]
+
+    waits = await hosts.start("waits", "sender", standby=True)
+    assert await wrong.ended() == 1
+    assert "the host 'sends' sends for this queue" in wrong.tail()
+    assert not (await waits.service())["sends"]
+    await hosts.sender_is_gone("sends")
+    second = await cast_vote(chain, takes, round_id, proposal=2, times=ballot.same_second(soon(1)))
+    await takes.confirmed(second)
+    assert (await waits.counts())["broadcast"] == 16
+    assert sum((await chain.spent(round_id)).values()) == 32
+
+
+async def test_nobody_but_the_api_takes_shares(hosts: Hosts, http: httpx.AsyncClient, database: str) -> None:
+    proves = await hosts.start("proves", "prover")
+    await proves.until("is well", lambda facts: not any(check["problem"] for check in facts["checks"]))
+    assert (await http.get(f"{proves.url}/readyz")).status_code == 200
+    for path in ("shares", "status"):
+        assert (await http.post(f"{proves.url}/shielded-vote/v1/{path}", json={})).status_code == 404
