@@ -101,8 +101,12 @@ class Broadcaster:
         self._changed.append(changed)
 
     def took_over(self) -> None:
-        """This host sends from now on: what another one sent a moment ago waits for a block, as after a start."""
+        """This host sends from now on: what another one sent a moment ago waits for a block, as after a start.
+
+        When this one sent something in an earlier holding says nothing any more: another may have sent it since.
+        """
         self._began = self._clock.monotonic()
+        self._ended.clear()
 
     def confirmed(self, share_id: int) -> None:
         """This share was counted, by whoever's reveal."""

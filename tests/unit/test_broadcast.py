@@ -337,3 +337,18 @@ async def test_nothing_leaves_when_the_clock_was_set_back_behind_its_time(line: 
     line.clock.advance(55)
     await line.next_block()
     assert len(line.nodes.posts) == 1
+
+
+async def test_who_takes_over_waits_for_a_block_after_what_another_host_sent_meanwhile(line: Line) -> None:
+    share_id = await line.prepared()
+    await line.broadcaster.send(share_id)
+    await line.next_block()
+    assert await line.store.mark_sending(share_id, height=line.height, endpoint=SECOND)  # by another host
+    line.clock.advance(5)
+    line.block()
+    line.clock.advance(1)
+    line.broadcaster.took_over()
+    await line.broadcaster.reconcile(line.height)
+    assert len(line.nodes.posts) == 1
+    await line.next_block()
+    assert len(line.nodes.posts) == 2
