@@ -6,7 +6,10 @@
     │   ├── StoreFull           no space left: nothing was written, try again when there is
     │   ├── StoreCorrupt        the file is damaged: restore a backup
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
-    │   └── StoreLocked         another daemon has this file open
+    │   ├── StoreLocked         another daemon has this file open
+    │   ├── StoreMoved          the queue is in another database now, or not yet wholly in this one
+    │   ├── StoreCopyDiffers    a copy is not what it was made from
+    │   └── StoreUnreachable    the shared database does not answer
     ├── LeaseError              whether this host may send could not be found out
     │   └── LeaseHeld           another host does
     ├── BackupError             a backup could not be made, read or restored
@@ -88,6 +91,29 @@ class StoreLocked(StoreError):
 
     retryable = False
     advice = "Stop the other daemon first, or give this one a db_path of its own."
+
+
+class StoreMoved(StoreError):
+    """This database is not where the queue is: it was moved away from here, or not yet wholly here."""
+
+    retryable = False
+    advice = "Start the helper where the queue is."
+
+
+class StoreCopyDiffers(StoreError):
+    """A copy was compared with what it was made from, and is not the same."""
+
+    retryable = False
+    advice = (
+        "Nothing was moved: the queue is where it was. Give the command again; if they differ again, look at the disk "
+        "and the memory of the target's machine."
+    )
+
+
+class StoreUnreachable(StoreError):
+    """The shared database does not answer."""
+
+    advice = "Look whether PostgreSQL runs, and whether this host may connect to it."
 
 
 class LeaseError(HelperError):

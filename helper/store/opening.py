@@ -14,6 +14,8 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.store.copying.marks import refuse_marked
+from helper.store.copying.tables import MOVED, UNFINISHED
 from helper.store.erasure import Eraser
 from helper.store.failure import code_of, translate
 from helper.store.queries import migrations, queries
@@ -114,10 +116,16 @@ class Opened:
             self.lock.release(clean=clean)
 
 
-def open_database(path: Path, clock: Clock) -> Opened:
+def open_database(path: Path, clock: Clock, *, marked: bool = False) -> Opened:
     """Open the file for writing, or make it; called on the thread that will write.
 
+    Args:
+        path: the file.
+        clock: measures how long erasure was put off.
+        marked: also where a move has marked it.
+
     Raises:
+        StoreMoved: a move has marked it: the queue is elsewhere.
         StoreLocked: another daemon has it open.
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
@@ -128,7 +136,7 @@ def open_database(path: Path, clock: Clock) -> Opened:
         # Without a crash no WAL is left, unless the disk failed at the end.
         clean = lock.take() and not _has_frames(path)
         try:
-            return _open_locked(path, clock, lock, clean=clean)
+            return _open_locked(path, clock, lock, clean=clean, marked=marked)
         except BaseException:
             lock.release(clean=False)
             raise
@@ -144,7 +152,7 @@ def open_database(path: Path, clock: Clock) -> Opened:
         raise translate(error) from error
 
 
-def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Opened:
+def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool, marked: bool) -> Opened:
     _prepare_file(path)
     _check_format(path)
     _check_length(path)
@@ -157,6 +165,9 @@ def _open_locked(path: Path, clock: Clock, lock: FileLock, *, clean: bool) -> Op
         migrate_schema(conn)
         compare_schema(conn)
         keys = _keys(conn)
+        if not marked:
+            facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED)]
+            refuse_marked(facts[0], facts[1], str(path))
         for row in conn.execute(queries()["round_keys"]).fetchall():
             read_round_key(row, keys)
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1

@@ -20,6 +20,8 @@ from helper.errors import StoreError, StoreForeign
 from helper.share import ShareState
 from helper.store import act_reading
 from helper.store.act_rows import Action, FailedBefore
+from helper.store.copying.marks import refuse_marked
+from helper.store.copying.tables import MOVED, UNFINISHED
 from helper.store.failure import code_of, translate
 from helper.store.listing import Fetch, Row, entry_of, list_shares, ref_bounds
 from helper.store.opening import APPLICATION_ID
@@ -121,7 +123,8 @@ def _has_wal(path: Path) -> bool:
 class ReadOnlyQueue:
     """The operators' view of a database file, without the daemon; each call opens the file anew and changes nothing.
 
-    Every method may raise `StoreError`, and `StoreForeign` for a file that is not of this version of the helper.
+    Every method may raise `StoreError`: `StoreForeign` for a file that is not of this version of the helper,
+    `StoreMoved` for one whose queue is elsewhere.
     """
 
     def __init__(self, path: Path) -> None:
@@ -179,6 +182,8 @@ class ReadOnlyQueue:
             ((version,),) = await reader.run("PRAGMA user_version")
             if (application, version) != (APPLICATION_ID, len(migrations())):
                 raise StoreForeign(f"{self._path} is not a database of this version of the helper")
+            unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED, MOVED)]
+            refuse_marked(unfinished, moved, str(self._path))
             return await ask(reader.fetch)
         finally:
             await reader.close()

@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from helper.errors import StoreError, StoreFull
+from helper.errors import StoreError, StoreFull, StoreUnreachable
 
 _AGAIN: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 """Another host was in the way: serialisation, deadlock, the same row made twice, a round purged meanwhile, a lock."""
@@ -29,10 +29,7 @@ def is_lost(error: BaseException) -> bool:
 def translate(error: BaseException) -> BaseException:
     """The error of the house that stands for an error of PostgreSQL; any other error as it is."""
     if isinstance(error, PoolTimeout) or is_lost(error):
-        return StoreError(
-            f"the database can not be reached: {_first_line(error)}",
-            advice="Look whether PostgreSQL runs, and whether this host may connect to it.",
-        )
+        return StoreUnreachable(f"the database can not be reached: {_first_line(error)}")
     if not isinstance(error, psycopg.Error):
         return error
     state = error.sqlstate or ""

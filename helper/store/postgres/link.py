@@ -51,6 +51,15 @@ class Link:
     def __repr__(self) -> str:
         return f"Link(schema={self.schema!r}, host={self.host!r})"
 
+    def shown(self) -> str:
+        """The address as it may be told: without a password."""
+        words = conninfo_to_dict(self.conninfo)
+        user, place, name = words.get("user"), str(words.get("host") or ""), words.get("dbname") or ""
+        port = f":{words['port']}" if words.get("port") else ""
+        if place.startswith("/"):  # a socket's folder
+            return f"postgresql://{f'{user}@' if user else ''}/{name}?host={place}{port and '&port=' + port[1:]}"
+        return f"postgresql://{f'{user}@' if user else ''}{place}{port}/{name}"
+
     def options(self, *, reading: bool = False) -> dict[str, Any]:
         """Keyword arguments of a connection."""
         settings = [

@@ -10,7 +10,9 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.errors import NothingThere, StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.store.copying.marks import refuse_marked
+from helper.store.copying.tables import MOVED, UNFINISHED
 from helper.store.postgres.link import Link
 from helper.store.postgres.seals import Seals, UnsealedError
 from helper.store.postgres.tx import statements
@@ -67,6 +69,47 @@ def take_name(conn: Connection, link: Link) -> None:
         )
 
 
+def join(conn: Connection, link: Link) -> None:
+    """Be one of those that work on the database, for as long as the connection lives: a move has it alone.
+
+    Raises:
+        StoreLocked: it is being moved.
+    """
+    if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (link.schema,)).fetchone() != (True,):
+        raise StoreLocked(
+            "the queue in this database is being moved", advice="Wait for the end of `svote-helper db copy`."
+        )
+
+
+def refuse_moved(conn: Connection, link: Link) -> None:
+    """Refuse a database that a move has marked.
+
+    Raises:
+        StoreMoved: the queue is elsewhere.
+    """
+    unfinished, moved = (conn.execute(statements()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED))
+    refuse_marked(unfinished, moved, f"{link.shown()}, schema {link.schema}")
+
+
+def need_ready(conn: Connection, link: Link, seals: Seals) -> None:
+    """Look whether the schema is this version's and these are its hosts' keys; nothing is made or changed.
+
+    Raises:
+        NothingThere: there is no schema.
+        StoreForeign: it is another version's.
+        StoreError: this key file is not the hosts'.
+        StoreCorrupt: its sealed word is damaged.
+    """
+    there = conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()
+    if there != (True,):
+        raise NothingThere(f"the schema {link.schema} has no queue", advice="Look at [store] url and schema_name.")
+    if conn.execute("SELECT version FROM schema_version").fetchall() != [(len(migrations()),)]:
+        raise StoreForeign(
+            f"the schema {link.schema} is not of this version", advice="Bring all hosts to this version first."
+        )
+    _open_probe(read_fact(conn.execute(statements()["get_meta"], ("seal.check",)).fetchall()), seals)
+
+
 def prepare(conn: Connection, link: Link, seals: Seals) -> Keys:
     """Make the schema or bring it up to date, one host at a time; the database's own keys.
 
@@ -111,15 +154,18 @@ def _key(conn: Connection, name: str) -> bytes:
 
 def _check_seals(conn: Connection, seals: Seals) -> None:
     """Refuse a key file that can not open what the other hosts sealed."""
-    text = _fact(conn, "seal.check", seals.seal(_PROBE).hex())
+    _open_probe(_fact(conn, "seal.check", seals.seal(_PROBE).hex()), seals)
+    # From now on older keys are needed only for as long as what they sealed is kept.
+    conn.execute(statements()["set_meta"], fact_row("seal.check", seals.seal(_PROBE).hex()))
+
+
+def _open_probe(text: str | None, seals: Seals) -> None:
     try:
         sound = text is not None and seals.open(bytes.fromhex(text)) == _PROBE
     except (UnsealedError, ValueError):
         sound = False
     if not sound:
         raise StoreCorrupt("the database is damaged: its sealed word is not what it was")
-    # From now on older keys are needed only for as long as what they sealed is kept.
-    conn.execute(statements()["set_meta"], fact_row("seal.check", seals.seal(_PROBE).hex()))
 
 
 def _fact(conn: Connection, name: str, fresh: str) -> str | None:

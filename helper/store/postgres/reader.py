@@ -8,7 +8,7 @@ from typing import Any, Final
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from helper.errors import StoreError
+from helper.errors import StoreError, StoreUnreachable
 from helper.store.listing import Row
 from helper.store.postgres.failure import is_lost, translate
 from helper.store.postgres.link import CONNECT_SECONDS, Link
@@ -50,7 +50,7 @@ class PgReader:
             await pool.open(wait=True, timeout=CONNECT_SECONDS)
         except PoolTimeout as error:
             await pool.close()
-            raise StoreError("the database can not be reached") from error
+            raise StoreUnreachable("the database can not be reached") from error
         self._pool = pool
 
     async def close(self) -> None:

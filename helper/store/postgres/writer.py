@@ -20,7 +20,7 @@ from helper.errors import StoreError
 from helper.store.jobs import Job, resolve, tell
 from helper.store.postgres.failure import is_lost, translate, worth_repeating
 from helper.store.postgres.link import Link
-from helper.store.postgres.opening import connect, prepare, take_name
+from helper.store.postgres.opening import connect, join, prepare, refuse_moved, take_name
 from helper.store.postgres.sealing import Sealing
 from helper.store.postgres.seals import Seals
 from helper.store.postgres.tx import AloneError, Hands, PgTx
@@ -74,7 +74,9 @@ class PgWriter(WritingThread[PgTx]):
         conn = connect(self._link)
         try:
             take_name(conn, self._link)  # first: whoever has no name changes nothing
+            join(conn, self._link)
             self._keys = prepare(conn, self._link, self._seals)
+            refuse_moved(conn, self._link)
         except BaseException:
             conn.close()
             raise
