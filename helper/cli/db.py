@@ -11,13 +11,16 @@ from typing import Annotated, Final
 import typer
 
 from helper.cli.migrate import migrate
+from helper.cli.moving import copy
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.settings import ConfigOption, JsonOption, database_file
 from helper.clock import SystemClock
 from helper.hardening import harden_process
 
-app = typer.Typer(help="The database: encrypted backups, restoring them, checks, an older version's schema.")
+app = typer.Typer(
+    help="The database: encrypted backups, restoring them, checks, an older version's schema, moving to another."
+)
 
 _IDENTITY: Final = "AGE-SECRET-KEY-"
 
@@ -137,6 +140,7 @@ def check(
 
 
 app.command()(migrate)
+app.command()(copy)
 
 
 def _database(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +33,10 @@ def make_shared(config: Config, clock: Clock) -> PostgresStore:
     Raises:
         StoreError: as above.
     """
-    try:
+    with needing_postgres():
         # loaded here: who keeps the queue in a file need not have it
         from helper.store.postgres import PostgresStore  # noqa: PLC0415
         from helper.store.postgres.keyfile import read_seals  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            f"[store] url is set, and {error.name} is not installed",
-            advice="Install it beside the helper: `pip install 'svote-helper[postgres]'`.",
-        ) from None
     settings = config.store
     return PostgresStore(
         settings.url,
@@ -49,3 +46,19 @@ def make_shared(config: Config, clock: Clock) -> PostgresStore:
         clock=clock,
         lease=settings.lease_seconds,
     )
+
+
+@contextmanager
+def needing_postgres() -> Iterator[None]:
+    """Says what to install where something that the engine needs is not.
+
+    Raises:
+        StoreError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"a queue in PostgreSQL needs {error.name}, which is not installed",
+            advice="Install it beside the helper: `pip install 'svote-helper[postgres]'`.",
+        ) from None
