@@ -34,6 +34,7 @@ help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with real proofs (ARGS='--circuit k11 --voters 5')
+	@$(if $(findstring postgres,$(ARGS)),sh scripts/system_packages.sh $(filter %=postgresql,$(DEPLOY)))
 	@$(BIN)/svote-helper demo $(ARGS)
 
 test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)

@@ -39,6 +39,7 @@ class DemoOptions:
         db: where the queue database is kept; None: in a folder that goes at the end.
         keep: go on running after the report.
         json: print the result as one line of JSON.
+        store: "sqlite": one helper, its queue in a file; "postgres": three, one a role, on a cluster of their own.
         seed: of the votes and times (keys and blinds are always the system's).
     """
 
@@ -49,6 +50,7 @@ class DemoOptions:
     keep: bool = False
     json: bool = False
     seed: int | None = None
+    store: str = "sqlite"
 
     @property
     def shares(self) -> int:

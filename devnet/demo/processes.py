@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from devnet.postgres import Cluster
+
 START_SECONDS = 240.0
 """How long a process may take until it listens."""
 
@@ -30,17 +32,71 @@ async def chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """A helper for that chain, with its page; yields its ready line (`url`, `socket`) and the operators' `token`."""
-    settings, token = folder / "helper.toml", secrets.token_urlsafe(16)
-    settings.write_text(
-        f"[helper]\nport = 0\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n"
-        f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
-        f"[operator]\nsocket = {json.dumps(str(folder / 'helper.sock'))}\ntoken = {json.dumps(token)}\n\n"
+    """A helper for that chain, with its page.
+
+    Yields its ready line (`url`, `socket`), the operators' `token`, and under `sockets` where each host's figures are.
+    """
+    token = secrets.token_urlsafe(16)
+    async with _serving("helper", folder, ready_chain, _page(folder, ready_chain, token), db=db) as ready:
+        yield {**ready, "token": token, "sockets": [ready["socket"]]}
+
+
+@contextlib.asynccontextmanager
+async def hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """A host for each role on a database of their own; yields what `helper` does, of the one that takes shares.
+
+    Raises:
+        ClusterError: there is no PostgreSQL on this machine, or it does not start.
+    """
+    token, keys = secrets.token_urlsafe(16), folder / "store.key"
+    keys.touch(0o600)
+    keys.write_text(secrets.token_hex(32))
+    async with _database() as url, contextlib.AsyncExitStack() as stack:
+        store = f"[store]\nurl = {json.dumps(url)}\nkey_file = {json.dumps(str(keys))}\n"
+
+        async def host(role: str, more: str = "") -> dict[str, Any]:
+            settings = f'{more}\n{store}host = "{role}"\n'
+            return await stack.enter_async_context(_serving(role, folder, ready_chain, settings, role=role))
+
+        # one after the other: the first makes the tables
+        ready = await host("api", _page(folder, ready_chain, token))
+        others = [await host(role, "\n[admin]\ndisable = true\n") for role in ("prover", "sender")]
+        yield {**ready, "token": token, "sockets": [one["socket"] for one in (ready, *others)]}
+
+
+@contextlib.asynccontextmanager
+async def _database() -> AsyncIterator[str]:
+    """The address of an empty one."""
+    cluster = await asyncio.to_thread(Cluster, "demo")
+    try:
+        await asyncio.to_thread(cluster.start)
+        yield cluster.address
+    finally:
+        cluster.remove()
+
+
+def _page(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
+    """Settings of the helper with the page, from the operators' token on."""
+    return (
+        f"token = {json.dumps(token)}\n\n"
         f'[admin]\ndb_path = {json.dumps(str(folder / "admin.db"))}\nmode = "development"\n'
         f'config_url = "{ready_chain["rest"]}/devnet/voting-config?wait=9"\n\n[ui]\nenable = true\n'
     )
-    async with _running("helper", folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
-        yield {**ready, "token": token}
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    name: str, folder: Path, ready_chain: dict[str, Any], more: str, *, db: Path | None = None, role: str = "all"
+) -> AsyncIterator[dict[str, Any]]:
+    """One helper's process; `more` goes on within [operator]."""
+    settings, db = folder / f"{name}.toml", db or folder / f"{name}.db"
+    settings.write_text(
+        f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n'
+        f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
+        f"[operator]\nsocket = {json.dumps(str(folder / f'{name}.sock'))}\n{more}"
+    )
+    async with _running(name, folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
+        yield ready
 
 
 @contextlib.asynccontextmanager

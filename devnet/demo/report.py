@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,19 @@ def tally_of(answer: Mapping[str, Any]) -> dict[tuple[int, int], int]:
     rows = answer.get("results", [])
     totals = {(row["proposal_id"], row.get("vote_decision", 0)): row.get("total_value", 0) for row in rows}
     return {option: total for option, total in totals.items() if total}
+
+
+def together(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of one queue: counts of all its hosts, and of everything else that which the host that does it has.
+
+    Args:
+        hosts: each host's facts: of one that does all, or of who takes shares, who proves and who sends.
+    """
+    counts: Counter[str] = Counter()
+    for host in hosts:
+        counts.update(host["counts"])
+    proves = hosts[min(1, len(hosts) - 1)]
+    return {**proves, "lateness_broadcast": hosts[-1]["lateness_broadcast"], "counts": dict(counts)}
 
 
 def result(

@@ -40,15 +40,17 @@ class Demo:
         self._rpc_url: str = chain["rpc"]
         self._helper_url: str = helper["url"]
         self._http = httpx.AsyncClient(timeout=30)
-        self._socket = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=helper["socket"]), base_url="http://helper", timeout=30
-        )
+        self._sockets = [
+            httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), base_url="http://helper", timeout=30)
+            for path in helper["sockets"]
+        ]
         self._dice = random.Random(options.seed)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
-        await self._socket.aclose()
+        for one in self._sockets:
+            await one.aclose()
 
     async def run(self, bars: Bars) -> dict[str, Any]:
         """Vote, wait for everything to be revealed and for the tally; the report."""
@@ -108,7 +110,7 @@ class Demo:
         async with self._patience("the helper to be ready", processes.START_SECONDS):
             while True:
                 answer = await self._http.get(f"{self._helper_url}/shielded-vote/v1/status")
-                if answer.status_code == 200:
+                if answer.status_code == 200 and all(facts["ready"] for facts in await self._each()):
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -155,10 +157,16 @@ class Demo:
         return report.tally_of(answer.json())
 
     async def _facts(self) -> dict[str, Any]:
-        answer = await self._socket.get("/stats")
-        answer.raise_for_status()
-        facts: dict[str, Any] = answer.json()["service"]
-        return facts
+        return report.together(await self._each())
+
+    async def _each(self) -> list[dict[str, Any]]:
+        """Every host's facts."""
+        found = []
+        for one in self._sockets:
+            answer = await one.get("/stats")
+            answer.raise_for_status()
+            found.append(answer.json()["service"])
+        return found
 
     async def _requests(self) -> list[dict[str, Any]]:
         """The chain's whole request log."""
@@ -201,13 +209,18 @@ async def demonstrate(options: plan.DemoOptions, tell: Console) -> dict[str, Any
     Raises:
         DemoError: something that had to happen did not.
         processes.StartError: the chain or the helper did not come up.
+        ClusterError: there is no PostgreSQL on this machine, or it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
         folder = Path(name)
-        tell.print("starting an embedded vote chain and a helper", highlight=False)
+        shared = options.store == "postgres"
+        what = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
+        tell.print(f"starting an embedded vote chain and {what}", highlight=False)
         async with (
             processes.chain(folder, options.circuit) as chain,
-            processes.helper(folder, options.db or folder / "queue.db", chain) as helper,
+            processes.hosts(folder, chain)
+            if shared
+            else processes.helper(folder, options.db or folder / "queue.db", chain) as helper,
         ):
             demo = Demo(options, chain, helper)
             try:
@@ -229,7 +242,7 @@ async def _keep(
     for what, where in (
         ("helper, and its page", helper["url"]),
         ("operator token, for the page's queue", helper["token"]),
-        ("helper's control socket", helper["socket"]),
+        *(("helper's control socket", path) for path in helper["sockets"]),
         ("chain, REST", chain["rest"]),
         ("chain, consensus RPC", chain["rpc"]),
     ):

@@ -14,6 +14,7 @@ from devnet.demo.plan import DemoOptions
 from devnet.demo.processes import StartError
 from devnet.demo.report import show, succeeded
 from devnet.demo.run import DemoError, demonstrate
+from devnet.postgres import ClusterError
 from helper.cli.output import Exit, emit_json, fail
 from helper.cli.settings import JsonOption
 
@@ -27,6 +28,13 @@ class Circuit(StrEnum):
     K11 = "k11"
 
 
+class Engine(StrEnum):
+    """What the queue can be kept in."""
+
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
+
+
 @app.command()
 def demo(
     circuit: Annotated[Circuit, typer.Option(help="The chain's circuit generation.")] = Circuit.K10,
@@ -35,16 +43,21 @@ def demo(
         float, typer.Option(min=0, max=86_400, help="Seconds over which wallets spread their shares.")
     ] = 10.0,
     db: Annotated[Path | None, typer.Option("--db", help="Keep the queue database here.")] = None,
+    store: Annotated[
+        Engine, typer.Option(help="postgres: a database of its own, and a host for each role: api, prover, sender.")
+    ] = Engine.SQLITE,
     keep: Annotated[bool, typer.Option("--keep", help="Go on running afterwards and print the addresses.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of the votes and times; keys are always the system's.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Let wallets vote, and show every share accepted, proven, broadcast, confirmed and tallied."""
-    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed)
+    if store is Engine.POSTGRES and db is not None:
+        fail("--db names a file, and --store postgres keeps the queue in a database", Exit.USAGE)
+    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value)
     tell = Console(stderr=True)
     try:
         outcome = asyncio.run(demonstrate(options, tell))
-    except (DemoError, StartError) as error:
+    except (DemoError, StartError, ClusterError) as error:
         fail(str(error))
     if json:
         emit_json(outcome)

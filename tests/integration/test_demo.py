@@ -6,13 +6,18 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from devnet.postgres import binaries
 from tests.support.schemas import conforms
+
+SHARED = "postgres" if binaries() is not None else "sqlite"
 
 KEYS = {
     "shares",
@@ -38,17 +43,27 @@ def running_with(mark: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder for all that a demonstration keeps; a database's own user gets into it, as into /tmp."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("circuit", ["k10", "k11"])
-async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(tmp_path: Path, circuit: str) -> None:
+@pytest.mark.parametrize(("circuit", "store"), [("k10", SHARED), ("k11", "sqlite")])
+async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(
+    place: Path, circuit: str, store: str
+) -> None:
     mark = f"demo-{uuid.uuid4()}"
-    arguments = ("--voters", "1", "--spread", "2", "--json", "--circuit", circuit)
+    arguments = ("--voters", "1", "--spread", "2", "--json", "--circuit", circuit, "--store", store)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "helper", "demo", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(place)},
     )
     try:
         async with asyncio.timeout(300):
@@ -69,7 +84,7 @@ async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(tmp_
     assert outcome["proofs_per_second"] > 0
     assert outcome["lateness_ms_p99"] >= 0
     assert running_with(mark) == []
-    assert list(tmp_path.iterdir()) == [], "no file is left either"
+    assert list(place.iterdir()) == [], "no file is left either"
 
 
 @pytest.mark.anyio
