@@ -41,7 +41,7 @@ from helper.store.records import ShareRow
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.conftest import KINDS
 from tests.unit.store.conformance.places import SEALS, Place, PostgresPlace, SqlitePlace
-from tests.unit.store.conformance.test_acts import failed
+from tests.unit.store.conformance.test_acts import ANN, failed
 from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.parts import (
     NOW,
@@ -153,6 +153,11 @@ def everything(place: Place) -> dict[str, list[Any]]:
 
 async def fill(store: WholeStore) -> None:
     """Of everything something: a share in each state, tombstones, trees, acts, and what a purge leaves."""
+    await failed(store, 20, note="no leaf")
+    await store.purge(ROUND)
+    act = await store.begin_action(ANN, "purge", {"round": ROUND.hex()})
+    await store.end_action(act, {"purged": 1})
+    await store.begin_action(ANN, "retry", {})
     await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.set_meta("chain_id", "chain-1")
     await put(store, 8)
@@ -182,6 +187,8 @@ async def test_all_of_a_queue_arrives_as_it_was_and_its_old_place_is_not_served_
     named, counted = await names(here), await here.counts()
     await here.close()
     before = everything(source)
+    assert [name for name, rows in before.items() if not rows] == []
+    assert {one.share.state for one in before["shares"]} == set(ShareState) - {ShareState.SUBMITTED}
 
     moved = move(source, target)
 
@@ -384,10 +391,14 @@ TAMPERED = {
     "a time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
     "a share": "DELETE FROM shares WHERE state = 3",
     "a tombstone": "DELETE FROM tombstones",
-    "what is spent": "UPDATE spent SET round_no = round_no + 1 WHERE round_no = 1",
+    "what is spent": "UPDATE spent SET round_no = round_no + 1 WHERE round_no = (SELECT min(round_no) FROM spent)",
     "a leaf": "UPDATE tree_leaves SET height = height + 1",
     "a line of a history": "UPDATE history SET note = 'x'",
     "a fact": "UPDATE meta SET value = 'chain-2' WHERE key = 'chain_id'",
+    "a round": "UPDATE rounds SET status = status + 1",
+    "a message": "UPDATE reveals SET anchor_height = anchor_height + 1",
+    "an act": "UPDATE actions SET who = 'bob'",
+    "what failed before": "UPDATE failed_before SET n = n + 1",
     "the counts": "UPDATE counters SET n = n + 1 WHERE state = 0",
 }
 BYTES: dict[type[Side], str] = {
@@ -433,7 +444,7 @@ async def test_damaged_rows_stay_behind_and_are_named(places: tuple[Place, Place
     await fill(here)
     named = await names(here)
     await here.close()
-    source.change("UPDATE shares SET due_ms = due_ms + 1 WHERE state = 0 AND round_no = 2")
+    source.change("UPDATE shares SET due_ms = due_ms + 1 WHERE round_no = (SELECT max(no) FROM round_keys)")
     source.change("UPDATE reveals SET height = height + 1")
 
     moved = move(source, target)
