@@ -18,6 +18,8 @@
     ├── EvidenceError           a bundle is no evidence of a reveal
     ├── ActRefused              what an operator asked for is not done as things stand
     │   └── NothingThere        there is no such share or round
+    ├── BucketError             an object store did not do what was asked
+    │   └── BucketRefused       it does not let this host, or there is no such bucket
     ├── DaemonError             the running helper did not answer a command as it should
     │   └── DaemonSilent        it does not answer at all
     ├── ChainError              a node did not do what was asked
@@ -167,6 +169,20 @@ class NothingThere(ActRefused):
     """There is no such share or round, or more than one."""
 
     advice = "See `svote-helper queue list` and `svote-helper rounds`."
+
+
+class BucketError(HelperError):
+    """An object store did not do what was asked, or it is not known whether it did."""
+
+    retryable = True
+    advice = "See whether the object store can be reached; what was to be done there is tried again by itself."
+
+
+class BucketRefused(BucketError):
+    """An object store does not let this host, or has no such bucket."""
+
+    retryable = False
+    advice = "Look at the bucket's name, at [s3] endpoint and region, at the credentials and at what they permit."
 
 
 class DaemonError(HelperError):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from helper.config.files import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME
+from helper.objects.base import Place
 
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
@@ -92,9 +93,14 @@ def _host_name(value: str) -> str:
 Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
 HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
 Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
+def _place_or_nothing(value: str) -> str:
+    return value if value == "" else str(Place.parse(value))
+
+
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
 BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
 OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
+BucketPlace = Annotated[str, Field(strict=True), AfterValidator(_place_or_nothing)]
 NetworkText = Annotated[str, Field(strict=True), AfterValidator(_network)]
 Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
 Text = Annotated[str, Field(strict=True)]
@@ -326,6 +332,35 @@ class GatewaySection(Section):
     enable: Switch = Field(False, description="Pass the wallets' requests for the chain on to its nodes.")
 
 
+class S3Section(Section):
+    """How object stores (S3 and what speaks like it) are reached; which are used stands where they are."""
+
+    endpoint: BlankUrl = Field(
+        "", description="Address of the store; empty is Amazon's for the region. http is for loopback and tests."
+    )
+    region: Host = Field("us-east-1", description="Region that requests are signed for.")
+    virtual_host: Switch = Field(
+        False, description="The bucket's name is in the host name of the endpoint, and not the first part of the path."
+    )
+    credentials_file: Text = Field(
+        "",
+        description="A credentials file of the usual form ([default], aws_access_key_id, aws_secret_access_key); one "
+        "of your service manager's credentials that is called s3-credentials is found without being named. Without one "
+        "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or the machine's role is asked.",
+    )
+    timeout_seconds: Number = Field(10, gt=0, le=60, description="Longest time that a call to the store may take.")
+
+
+class ArchiveSection(Section):
+    """The proof bundles of all the chain's counted reveals, kept in an object store."""
+
+    place: BucketPlace = Field(
+        "",
+        description="Where they go and are found, like s3://bucket/path; empty keeps no archive.",
+    )
+    check_seconds: Number = Field(60, ge=1, le=3600, description="How often to look for more blocks.")
+
+
 class LogSection(Section):
     """The log, on standard error."""
 
@@ -348,6 +383,8 @@ class Config(Section):
     operator: OperatorSection = OperatorSection()
     metrics: MetricsSection = MetricsSection()
     gateway: GatewaySection = GatewaySection()
+    s3: S3Section = S3Section()
+    archive: ArchiveSection = ArchiveSection()
     log: LogSection = LogSection()
 
     @property

@@ -7,6 +7,7 @@ host that slept through the end of its lease finds another number and sends noth
 
     alone.py      a queue in a file of this machine: nobody to agree with
     shared.py     the queue's own database says who sends
+    s3.py         an object in a bucket, written on conditions; what it says is in record.py
     keeper.py     takes a lease, renews it, tells when it is gone
 """
 

@@ -1,0 +1,148 @@
+"""An S3 store of the tests' own: moto's server in a child process, with switches for what real ones do to their users.
+
+`python -m tests.support.s3 --ready-file FILE` listens on loopback. It answers one request at a time: moto looks at a
+condition and writes in two steps, and a store that is to be tested against must do both in one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, Final
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import httpx
+
+from helper.clock import SystemClock
+from helper.config.model import S3Section
+from helper.objects.base import Place
+from helper.objects.s3 import S3Bucket, open_bucket
+from tests.support.process import Process
+
+ENV: Final = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret", "AWS_REGION": "us-east-1"}
+BUCKET: Final = "svote-tests"
+
+
+class Faults:
+    """What is done to requests before or instead of moto's answer.
+
+    A POST to `/_faults` sets them all anew, a GET tells how many requests of each method were answered since.
+
+        slow    seconds that every request waits
+        busy    how many requests get 503, unheard
+        shut    how many get 403
+        met     how many writes get 409: another one was under way
+        lost    how many writes are done and answered by 500
+        deaf    whether conditions are taken away
+    """
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self._set: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        method = environ["REQUEST_METHOD"]
+        if environ["PATH_INFO"] == "/_faults":
+            if method == "POST":
+                self._set = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+                self._counts.clear()
+            return _answer(start_response, "200 OK", json.dumps(self._counts).encode())
+        self._counts[method] = self._counts.get(method, 0) + 1
+        time.sleep(self._set.get("slow", 0))
+        if self._take("busy"):
+            return _answer(start_response, "503 Slow Down", b"<Error><Code>SlowDown</Code></Error>")
+        if self._take("shut"):
+            return _answer(start_response, "403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
+        if method == "PUT" and self._take("met"):
+            body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
+            return _answer(start_response, "409 Conflict", body)
+        if self._set.get("deaf"):
+            environ.pop("HTTP_IF_MATCH", None)
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        if method == "PUT" and self._take("lost"):
+            for _ in self._app(environ, lambda *_: lambda _: None):
+                pass
+            return _answer(start_response, "500 Internal Server Error", b"<Error><Code>InternalError</Code></Error>")
+        return self._app(environ, start_response)
+
+    def _take(self, name: str) -> bool:
+        left = self._set.get(name, 0)
+        self._set[name] = max(0, left - 1)
+        return bool(left)
+
+
+def _answer(start_response: StartResponse, status: str, body: bytes) -> Iterable[bytes]:
+    start_response(status, [("content-length", str(len(body)))])
+    return [body]
+
+
+class ObjectStore(Process):
+    """A running one, with one bucket in it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("s3", folder, ("-m", "tests.support.s3"))
+
+    async def start(self, **env: str) -> None:
+        """Start it, and make the bucket."""
+        await super().start(**env)
+        async with httpx.AsyncClient() as http:
+            (await http.put(f"{self.url}/{BUCKET}")).raise_for_status()
+
+    @property
+    def url(self) -> str:
+        """Its endpoint."""
+        return str(self.told["url"])
+
+    def bucket(self, path: str = "", *, seconds: float = 10, name: str = BUCKET, **settings: object) -> S3Bucket:
+        """A bucket of it, as the product reaches it."""
+        section = S3Section.model_validate({"endpoint": self.url, **settings})
+        return open_bucket(section, Place(name, path), clock=SystemClock(), env={}, seconds=seconds)
+
+    async def faults(self, **switches: object) -> None:
+        """Set the faults, and count from zero."""
+        async with httpx.AsyncClient() as http:
+            (await http.post(f"{self.url}/_faults", json=switches)).raise_for_status()
+
+    async def counts(self) -> dict[str, int]:
+        """How many requests of each method came since the faults were set."""
+        async with httpx.AsyncClient() as http:
+            counts: dict[str, int] = (await http.get(f"{self.url}/_faults")).json()
+        return counts
+
+
+@contextlib.asynccontextmanager
+async def storing(folder: Path) -> AsyncIterator[ObjectStore]:
+    """A store of the test's own; killed at the end."""
+    store = ObjectStore(folder)
+    await store.start()
+    try:
+        yield store
+    finally:
+        await store.kill()
+
+
+def main() -> None:
+    """Serve until killed."""
+    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - in the child alone
+        DomainDispatcherApplication,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ready-file", type=Path)
+    options = parser.parse_args()
+    server = make_server("127.0.0.1", 0, Faults(DomainDispatcherApplication(create_backend_app)), threaded=False)
+    partial = options.ready_file.with_suffix(".partial")
+    partial.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}))
+    partial.replace(options.ready_file)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
