@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import httpx
 
-from helper.chain.client import ChainClient
+from helper.chain.client import ChainClient, HeightGoneError
 from helper.chain.failover import Endpoints
 from helper.chain.http import TIMEOUT
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
@@ -49,17 +49,21 @@ class Onlooker:
         """Ask the fresh nodes in order until one answers; those that keep one of these questions waiting come last.
 
         Raises:
+            HeightGoneError: every node that was asked says that it has the height no more.
             ChainAnswerError: what came was no answer.
             ChainUnavailable: nothing came.
         """
         clients = [self._clients[endpoint] for endpoint in self._endpoints.fresh]
-        kind: type[ChainError] = ChainUnavailable
-        problems = []
+        errors: dict[str, ChainError] = {}
         for client in sorted(clients, key=lambda client: client.slow):
             try:
                 return await fn(client)
             except ChainError as error:
-                problems.append(f"{client.name}: {error}")
-                if isinstance(error, ChainAnswerError):
-                    kind = ChainAnswerError
-        raise kind(f"no node answered ({'; '.join(problems) or 'none is in step'})")
+                errors[client.name] = error
+        reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+        said = f"no node answered ({reasons or 'none is in step'})"
+        gone = [error for error in errors.values() if isinstance(error, HeightGoneError)]
+        if gone and len(gone) == len(errors):
+            raise HeightGoneError(said, min((error.lowest for error in gone if error.lowest is not None), default=None))
+        answered = any(isinstance(error, ChainAnswerError) for error in errors.values())
+        raise (ChainAnswerError if answered else ChainUnavailable)(said)

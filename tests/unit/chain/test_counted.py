@@ -1,0 +1,94 @@
+"""All counted reveals of a block, asked for in one way, and of no consequence for who may be asked to reveal."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import httpx
+import pytest
+
+from helper.chain.client import HeightGoneError
+from helper.chain.counted import CountedBlocks, some_at_once
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable, HelperError
+from tests.conftest import recorded_lines
+from tests.recorded.test_models import message
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import CHAIN, Network, Node
+
+ROWS = recorded_lines("reveals.jsonl")[:3]
+TXS = [message(row["request"]).to_tx() for row in ROWS]
+
+
+async def reader(clock: FakeClock, **nodes: Node) -> tuple[CountedBlocks, Network]:
+    network = Network(**nodes)
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    return CountedBlocks(endpoints, transport=network), network
+
+
+async def test_the_reveals_that_counted_come_in_the_blocks_order() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    node.include(450, TXS[0], ROWS[0]["tx"])
+    node.include(450, TXS[1], ROWS[1]["tx"] | {"code": 5})
+    node.txs[450].append(b"\x09something else")
+    node.include(450, TXS[2], ROWS[2]["tx"])
+    blocks, _ = await reader(clock, a=node)
+    counted = await blocks.reveals(450)
+    assert [(one.height, one.raw) for one in counted] == [(450, TXS[0]), (450, TXS[2])]
+    assert [one.message for one in counted] == [message(ROWS[0]["request"]), message(ROWS[2]["request"])]
+    assert await blocks.reveals(451) == []
+    assert (blocks.chain_id, blocks.head, blocks.whole) == (CHAIN, 463, True)
+    asked = {path.rsplit("/", 1)[-1] for path in node.asked if "/tx/" in path}
+    assert asked == {sha256(tx).hexdigest().upper() for tx in TXS}
+    await blocks.aclose()
+
+
+async def test_what_is_not_known_yet_is_not_taken_for_nothing() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    node.txs[450] = [TXS[0]]
+    blocks, _ = await reader(clock, a=node)
+    with pytest.raises(ChainUnavailable, match="not known yet"):
+        await blocks.reveals(450)
+    with pytest.raises(ChainUnavailable, match="not there yet"):
+        await blocks.reveals(464)
+    node.include(449, TXS[1], ROWS[1]["tx"])
+    node.results[sha256(TXS[1]).hexdigest().upper()]["height"] = "448"
+    with pytest.raises(ChainAnswerError, match="448 came for a transaction of block 449"):
+        await blocks.reveals(449)
+    assert blocks.whole
+    await blocks.aclose()
+
+
+async def test_a_block_is_gone_when_everyone_who_was_asked_says_so() -> None:
+    clock = FakeClock()
+    nodes = {"a": Node(clock, lowest=400), "b": Node(clock, lowest=300)}
+    blocks, _ = await reader(clock, **nodes)
+    with pytest.raises(HeightGoneError) as caught:
+        await blocks.reveals(5)
+    assert caught.value.lowest == 300
+    nodes["b"].faults["/blocks/"] = lambda _: httpx.Response(503)
+    with pytest.raises(ChainError) as other:
+        await blocks.reveals(5)
+    assert not isinstance(other.value, HeightGoneError)
+    assert await blocks.reveals(400) == []
+    assert blocks.whole
+    await blocks.aclose()
+
+
+async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> None:
+    begun: list[int] = []
+
+    async def work(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            raise HelperError("three")
+        return number * 2
+
+    assert await some_at_once([0, 1, 2], work) == [0, 2, 4]
+    assert await some_at_once([], work) == []
+    begun.clear()
+    with pytest.raises(HelperError, match="three"):
+        await some_at_once(range(100), work, 1)
+    assert begun == [0, 1, 2, 3]
