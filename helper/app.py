@@ -21,6 +21,7 @@ from helper.among import Among
 from helper.api.acts import act_routes
 from helper.api.operator import round_states, rounds_route
 from helper.api.wallet import WalletView
+from helper.archive.making import archive_writer
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
 from helper.chain.failover import Endpoint, Endpoints, make_endpoints
@@ -207,6 +208,13 @@ class Service:
         self.operations = Operations(
             store=self.store, judge=self.rounds, checks=self._checks, wake=self.processor.wake, running=True
         )
+        self.archive = archive_writer(
+            self.config,
+            self.endpoints,
+            lambda: self.rounds.all() if self.rounds.synced else None,
+            clock=self.clock,
+            env=os.environ,
+        )
         self.wallet_view = WalletView(
             intake=self.intake,
             store=self.store,
@@ -315,6 +323,8 @@ class Service:
             parts |= {"prover": self.prover.run(), "processor": self._process()}
         if self.role.sends:
             parts |= {"reconciler": self._reconcile(), "database check": self._check_database()}
+            if self.archive is not None:
+                parts["archive"] = self.archive.run()
         try:
             await supervise(parts, servers, self._stop)
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from helper.cli.output import Exit, fail
-from helper.errors import ChainUnavailable, DaemonSilent, NothingThere, StoreUnreachable
+from helper.errors import BucketError, BucketRefused, ChainUnavailable, DaemonSilent, NothingThere, StoreUnreachable
 
 
 @contextmanager
@@ -19,7 +19,9 @@ def exits() -> Iterator[None]:
         yield
     except NothingThere as error:
         fail(f"{error}\n{error.advice}", Exit.NOT_FOUND)
-    except (DaemonSilent, ChainUnavailable, StoreUnreachable) as error:
+    except BucketRefused as error:
+        fail(f"{error}\n{error.advice}", Exit.NOT_AUTHORISED)
+    except (DaemonSilent, ChainUnavailable, BucketError, StoreUnreachable) as error:
         fail(f"{error}\n{error.advice}", Exit.UNREACHABLE)
     except PermissionError as error:
         fail(str(error), Exit.NOT_AUTHORISED)

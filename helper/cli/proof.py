@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit_json, emit_table, fail, say
 from helper.cli.passphrase import permitted
 from helper.cli.target import Target
-from helper.errors import EvidenceError, HelperError, NothingThere
+from helper.errors import BucketError, ConfigError, EvidenceError, HelperError, NothingThere
 
 if TYPE_CHECKING:
     from helper.evidence import Evidence
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Evidence that a reveal on the chain was right.")
 
 SHOWN = 12
+
+
+class Source(StrEnum):
+    """Who has what was counted."""
+
+    AUTO = "auto"
+    ARCHIVE = "archive"
+    CHAIN = "chain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +42,13 @@ class Search:
         nullifier: 32 bytes.
         round_ids: the rounds that it may be of, empty for all.
         heights: these blocks alone, None for wherever it is.
+        source: whom to ask.
     """
 
     nullifier: bytes
     round_ids: list[bytes]
     heights: range | None
+    source: Source
 
 
 @app.command()
@@ -53,6 +64,10 @@ def export(
     ] = "",
     from_height: Annotated[int, typer.Option(min=0, help="Search whole blocks from this height on; 0: do not.")] = 0,
     to_height: Annotated[int, typer.Option(min=0, help="Search whole blocks up to this height.")] = 0,
+    source: Annotated[
+        Source,
+        typer.Option("--from", help="Take it from the archive, from the chain, or from who has it, archive first."),
+    ] = Source.AUTO,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -61,10 +76,14 @@ def export(
 
     No node is asked about the nullifier: the reveals of its round are read (all of them, from a node with an index), or
     whole blocks. A nullifier that is not on the chain is refused. All in a bundle is public; nothing says who revealed.
+
+    Where [archive] place is set the bundle is looked for there first, its hash compared with the index, its proof
+    verified. That the chain counted it is the archive's word then: `proof verify --online` asks the chain. Its
+    keeper sees which bundle is fetched; --from chain asks nobody by name.
     """
-    search = _search(Target.of(config, db), nullifier, round_id, from_height, to_height)
+    search = _search(Target.of(config, db), nullifier, round_id, from_height, to_height, source)
     with exits():
-        evidence = anyio.run(_find, config, search)
+        evidence, source = anyio.run(_find, config, search)
         from helper.evidence import check, pack  # noqa: PLC0415
         from proofs import verify  # noqa: PLC0415
 
@@ -75,7 +94,7 @@ def export(
         if path.exists() and path.read_bytes() != bundle:
             fail(f"there is something else of this name already: {path}")
         path.write_bytes(bundle)
-    _tell({"output": str(path), "bytes": len(bundle), **_facts(evidence)}, json=json)
+    _tell({"output": str(path), "bytes": len(bundle), "source": source.value, **_facts(evidence)}, json=json)
 
 
 @app.command()
@@ -116,7 +135,7 @@ def verify(
         fail(f"refused: {answer['reason']}")
 
 
-def _search(target: Target, nullifier: str, round_id: str, first: int, last: int) -> Search:
+def _search(target: Target, nullifier: str, round_id: str, first: int, last: int, source: Source) -> Search:
     """What the arguments ask for; the round, where they do not say it, from what is known here of the chain."""
     from helper.api.views import parse_hex32, parse_round  # noqa: PLC0415
 
@@ -125,16 +144,64 @@ def _search(target: Target, nullifier: str, round_id: str, first: int, last: int
         round_ids = [parse_round(whole_round(target, round_id))] if round_id else []
         if (first or last) and not 1 <= first <= last:
             raise ValueError("--from-height and --to-height go together, the first not above the last")
+        if first and source is Source.ARCHIVE:
+            raise ValueError("--from-height searches the chain's blocks, and --from archive asks for none of them")
         if not round_ids:
             try:
                 known = target.ask(f"/spent/{wanted.hex()}")["rounds"]
             except (HelperError, PermissionError):
                 known = []  # without a helper all rounds of the chain are searched
             round_ids = [bytes.fromhex(one) for one in known]
-    return Search(wanted, round_ids, range(first, last + 1) if first else None)
+    return Search(wanted, round_ids, range(first, last + 1) if first else None, source)
 
 
-async def _find(config: Path | None, search: Search) -> Evidence:
+async def _find(config: Path | None, search: Search) -> tuple[Evidence, Source]:
+    """The reveal, and who had it."""
+    if search.source is not Source.CHAIN and search.heights is None:
+        found = await _in_archive(config, search)
+        if found is not None:
+            return found, Source.ARCHIVE
+        if search.source is Source.ARCHIVE:
+            raise NothingThere(
+                "the archive does not have this nullifier",
+                advice="It may be of another round, or in blocks that are not archived yet: try --from chain.",
+            )
+    return await _on_chain(config, search), Source.CHAIN
+
+
+async def _in_archive(config: Path | None, search: Search) -> Evidence | None:
+    """The reveal as the archive has it; None where it has it not, and where there is no archive.
+
+    Where the chain may be asked instead, an archive that fails is told about and no more.
+    """
+    import os  # noqa: PLC0415
+
+    from helper.archive.making import archive_bucket  # noqa: PLC0415
+    from helper.archive.reader import find_bundle  # noqa: PLC0415
+    from helper.cli.settings import read_settings  # noqa: PLC0415
+    from helper.clock import SystemClock  # noqa: PLC0415
+    from helper.evidence import check  # noqa: PLC0415
+    from proofs import CIRCUITS, verify  # noqa: PLC0415
+
+    must = search.source is Source.ARCHIVE
+    try:
+        bucket = archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+        if bucket is None:
+            if must:
+                raise ConfigError("[archive] place is not set")
+            return None
+        found = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
+        if found is not None:
+            check(found[1], verify)
+    except (BucketError, EvidenceError) as error:
+        if must:
+            raise
+        say(f"not from the archive: {error}")
+        return None
+    return None if found is None else found[1]
+
+
+async def _on_chain(config: Path | None, search: Search) -> Evidence:
     """The reveal as the chain has it."""
     from helper.chain.public import PublicChain  # noqa: PLC0415
     from helper.cli.chain_source import chain_of  # noqa: PLC0415

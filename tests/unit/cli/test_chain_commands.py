@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helper.archive.names import Entry, bundle_name, index_name, part_of, write_index
+from helper.cli.proof import Source
 from helper.cli.rounds import time_left
 from helper.evidence import pack
+from helper.objects.base import Found
 from tests.recorded.test_evidence import BUNDLE, FIRST, other
+from tests.support.bucket import MemoryBucket
+from tests.support.schemas import conforms
 from tests.unit.cli.live import live_daemon
 from tests.unit.cli.test_main import run
 from tests.unit.intake_parts import END, ROUND_ID
@@ -54,6 +60,12 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         (("proof", "export", NULLIFIER, "--from-height", "5"), 2, "go together"),
         (("proof", "export", NULLIFIER, "--from-height", "5", "--to-height", "4"), 2, "go together"),
         (("proof", "export", NULLIFIER), 6, "unreachable"),
+        (("proof", "export", NULLIFIER, "--from", "archive"), 1, "[archive] place is not set"),
+        (
+            ("proof", "export", NULLIFIER, "--from", "archive", "--from-height", "5", "--to-height", "6"),
+            2,
+            "--from archive asks for none of them",
+        ),
         (("proof", "verify", "nowhere.zip"), 5, "nowhere.zip"),
         (("proof", "verify", "."), 1, "could not be read"),
         (("proof", "verify", "bad.zip"), 1, "refused: the proof does not hold"),
@@ -87,7 +99,7 @@ def test_something_else_of_the_bundles_name_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def find(*_: object) -> object:
-        return FIRST
+        return FIRST, Source.CHAIN
 
     monkeypatch.setattr("helper.cli.proof._find", find)
     assert run("proof", "export", NULLIFIER, "--json") == 0
@@ -97,6 +109,38 @@ def test_something_else_of_the_bundles_name_is_left(
     assert run("proof", "export", NULLIFIER) == 0, "the same bytes again"
     assert run("proof", "export", NULLIFIER, "--output", "junk.zip") == 1
     assert Path("junk.zip").read_bytes() == b"junk"
+
+
+@pytest.mark.parametrize("spoilt", ["proof", "hash", "away", None])
+def test_an_archive_is_asked_first_and_believed_only_where_all_of_it_holds(
+    spoilt: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = BUNDLE if spoilt != "proof" else other(root=b"\x01" * 32)
+    round_id, message = FIRST.message.round_id, FIRST.message
+    entry = Entry(
+        height=FIRST.height,
+        transaction=FIRST.tx_hash,
+        nullifier=message.nullifier.hex(),
+        sha256=("0" * 64 if spoilt == "hash" else sha256(bundle).hexdigest()),
+    )
+    bucket = MemoryBucket()
+    if spoilt != "away":
+        bucket.objects[bundle_name(round_id, FIRST.tx_hash)] = Found(bundle, "1")
+    bucket.objects[index_name(round_id, part_of(FIRST.height))] = Found(write_index([entry]), "2")
+    monkeypatch.setattr("helper.archive.making.open_bucket", lambda *_, **__: bucket)
+    with Path("helper.toml").open("a") as file:
+        file.write('[archive]\nplace = "s3://votes/proofs"\n')
+    archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")
+    if spoilt is None:
+        assert run(*archive) == 0
+        answer = told(capsys)
+        assert (answer["source"], Path(answer["output"]).read_bytes()) == ("archive", BUNDLE)
+        conforms("proof-export", answer)
+        assert run("proof", "export", "07" * 32, "--from", "archive") == 5
+        return
+    assert run(*archive) == 1
+    assert run("proof", "export", NULLIFIER) == 6, "the chain is asked instead, and not there"
+    assert "not from the archive: " in capsys.readouterr().err
 
 
 def test_rounds_are_told_in_local_time_too(
