@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -93,6 +93,23 @@ def _host_name(value: str) -> str:
 Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
 HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
 Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
+def _store_url(value: str) -> str:
+    """A store's address: over TLS, or on this machine. A session's token goes with every request."""
+    if value == "":
+        return value
+    parts = urlsplit(_url(value))
+    if parts.scheme != "https" and not _is_here(parts.hostname or ""):
+        raise ValueError("must be https, or on this machine (127.0.0.1, ::1, localhost)")
+    return value.rstrip("/")
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _place_or_nothing(value: str) -> str:
     return value if value == "" else str(Place.parse(value))
 
@@ -100,6 +117,7 @@ def _place_or_nothing(value: str) -> str:
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
 BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
 OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
+StoreUrl = Annotated[str, Field(strict=True), AfterValidator(_store_url)]
 BucketPlace = Annotated[str, Field(strict=True), AfterValidator(_place_or_nothing)]
 NetworkText = Annotated[str, Field(strict=True), AfterValidator(_network)]
 Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
@@ -335,8 +353,8 @@ class GatewaySection(Section):
 class S3Section(Section):
     """How object stores (S3 and what speaks like it) are reached; which are used stands where they are."""
 
-    endpoint: BlankUrl = Field(
-        "", description="Address of the store; empty is Amazon's for the region. http is for loopback and tests."
+    endpoint: StoreUrl = Field(
+        "", description="Address of the store, https unless it is on this machine; empty is Amazon's for the region."
     )
     region: Host = Field("us-east-1", description="Region that requests are signed for.")
     virtual_host: Switch = Field(

@@ -45,6 +45,35 @@ def test_without_a_file_there_are_the_defaults() -> None:
     assert config.proof_slots >= 1
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "refused"),
+    [
+        ("", False),
+        ("https://s3.example.org/", False),
+        ("http://127.0.0.1:5000", False),
+        ("http://[::1]:5000", False),
+        ("http://localhost", False),
+        ("http://s3.example.org", True),
+        ("http://10.0.0.1", True),
+        ("http://127.0.0.1.example.org", True),
+        ("s3.example.org", True),
+    ],
+)
+def test_an_object_store_is_reached_over_tls_or_on_this_machine(tmp_path: Path, endpoint: str, refused: bool) -> None:
+    text = f'[s3]\nendpoint = "{endpoint}"\n'
+    if refused:
+        (problem,) = problems(tmp_path, text)
+        assert problem.key == "s3.endpoint"
+    else:
+        assert load(write(tmp_path, text)).s3.endpoint == endpoint.rstrip("/")
+
+
+def test_an_archives_place_is_a_bucket_and_a_path(tmp_path: Path) -> None:
+    assert load(write(tmp_path, '[archive]\nplace = "s3://votes/proofs/"\n')).archive.place == "s3://votes/proofs"
+    (problem,) = problems(tmp_path, '[archive]\nplace = "https://votes"\n')
+    assert (problem.key, "s3://bucket/path" in problem.message) == ("archive.place", True)
+
+
 def test_the_originals_file_means_what_it_meant(tmp_path: Path) -> None:
     file = write(
         tmp_path,
