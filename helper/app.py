@@ -212,6 +212,7 @@ class Service:
             self.config,
             self.endpoints,
             lambda: self.rounds.all() if self.rounds.synced else None,
+            mine=lambda: self.lease is None or self.lease.held,
             clock=self.clock,
             env=os.environ,
         )
@@ -298,6 +299,7 @@ class Service:
             "paused": self._paused(),
             "height": self.listener.height,
             "in_hand": self.processor.proving,
+            **({} if self.archive is None else {"archive": self.archive.facts()}),
         }
 
     async def work(

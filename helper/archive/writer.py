@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import anyio.to_thread
 import structlog
@@ -87,6 +87,7 @@ class ArchiveWriter:
         circuits: the circuits that are known here.
         clock: the time.
         every: seconds between two looks.
+        mine: whether this host is the one of several that writes; another one's work would only be done twice.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ArchiveWriter:
         circuits: Mapping[str, CircuitInfo],
         clock: Clock,
         every: float,
+        mine: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bucket = bucket
         self._blocks = blocks
@@ -105,6 +107,7 @@ class ArchiveWriter:
         self._circuits = circuits
         self._clock = clock
         self._every = every
+        self._mine = mine
         self._next: int | None = None
         self._read: dict[int, list[tuple[bytes, Entry]]] = {}  # of the part under way: height -> what it has
         self._roots: dict[tuple[bytes, int], bytes | None] = {}
@@ -117,6 +120,15 @@ class ArchiveWriter:
         """The newest height that is in the archive with all before it; 0 while that is not known."""
         return 0 if self._next is None else max(0, heights_of(self._next).start - 1)
 
+    def facts(self) -> dict[str, Any]:
+        """For operators: how far it is, how far it could be, and what keeps it up."""
+        head = self._blocks.head
+        return {
+            "through": self.through,
+            "behind": max(0, head - self.through) if self.through and head else None,
+            "problem": self._told or None,
+        }
+
     async def run(self) -> None:
         """Write for ever. Nothing that goes wrong ends it."""
         try:
@@ -127,7 +139,8 @@ class ArchiveWriter:
                     self._told = ""
                 except HelperError as error:
                     self._tell(str(error), error.advice)
-                except Exception:  # whatever it is: an archive that fails must not end a helper that reveals
+                except Exception as error:  # whatever it is: an archive that fails must not end a helper that reveals
+                    self._told = f"an error of the helper's own: {type(error).__name__}"
                     log.exception("the archive was not written")
                 await self._clock.sleep(BREATH if moved else self._every)
         finally:
@@ -149,6 +162,10 @@ class ArchiveWriter:
         chain_id = self._blocks.chain_id
         if chain_id is None or not self._blocks.head:
             return False
+        if not self._mine():
+            self._forget()
+            self._next = None  # whoever writes now goes on; how far that is by then is read again
+            return False
         if self._next is None:
             self._next = await self._begin(chain_id)
         if self._next is None:
@@ -160,10 +177,14 @@ class ArchiveWriter:
         await self._write_part(self._next, heights, chain_id)
         await self._keep(progress_name(chain_id), Progress(chain_id=chain_id, next_part=self._next + 1).to_bytes())
         self._next += 1
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """What was read for a part."""
         self._gone = None
         self._read.clear()
         self._roots.clear()
-        return True
 
     async def _begin(self, chain_id: str) -> int | None:
         """The first part to write: where the archive ends, else where the oldest round that is known begins."""

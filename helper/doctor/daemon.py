@@ -103,6 +103,20 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[Finding]:
     return [ok("helper", f"it runs (pid {pid}), and is ready at height {facts.get('height')}", **told)]
 
 
+def judge_archive(daemon: Daemon) -> list[Finding]:
+    """How far the archive is that it writes, if it writes one."""
+    told = daemon.facts.get("archive")
+    if not told:
+        return []
+    where = (
+        f"it has all blocks up to {told['through']}, {told['behind']} behind" if told["through"] else "not begun yet"
+    )
+    if told["problem"]:
+        advice = "Nothing else waits for it, and it is tried again; see the log, and the section [s3]."
+        return [warn("archive", f"{told['problem']}; {where}", advice, **told)]
+    return [ok("archive", where, **told)]
+
+
 def judge_failures(counts: Mapping[str, Any], damaged: Sequence[object]) -> list[Finding]:
     """Shares that failed for good, and rows that were set aside.
 

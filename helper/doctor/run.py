@@ -152,7 +152,8 @@ class _Doctor:
 
     async def _helper(self) -> list[Finding]:
         self.daemon = await self._threaded(lambda: daemons.ask_daemon(self.config.socket_path))
-        return daemons.judge_daemon(self.daemon, self.config.socket_path)
+        found = daemons.judge_daemon(self.daemon, self.config.socket_path)
+        return [*found, *daemons.judge_archive(self.daemon)]
 
     async def _database(self) -> list[Finding]:
         if self.config.store.url:

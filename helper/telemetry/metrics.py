@@ -84,6 +84,7 @@ class _Figures(Collector):
             yield _histogram(one.name, one.about, getattr(self._stats, one.source))
         if self.figures.facts:
             yield from _service(self.figures.facts)
+            yield from _others(self.figures.facts)
             yield from _nodes(self.figures.facts)
         yield from _queue(self.figures)
 
@@ -126,6 +127,18 @@ def _service(facts: Mapping[str, Any]) -> Iterator[Metric]:
     ):
         if facts.get(key) is not None:
             yield _gauge(name, about, facts[key])
+
+
+def _others(facts: Mapping[str, Any]) -> Iterator[Metric]:
+    """Whether it is this host that sends, where there are several; how far the archive is, where it writes one."""
+    if "sends" in facts:
+        yield _gauge("helper_sends", "Whether this host has the right to send reveals now.", facts["sends"])
+    archive = facts.get("archive")
+    if archive is not None:
+        yield _gauge("helper_archive_fails", "Whether the last look at the archive failed.", bool(archive["problem"]))
+        if archive["behind"] is not None:
+            yield _gauge("helper_archive_height", "Newest block that is archived.", archive["through"])
+            yield _gauge("helper_archive_lag_blocks", "Blocks that are not archived yet.", archive["behind"])
 
 
 def _well(facts: Mapping[str, Any]) -> dict[str, bool]:

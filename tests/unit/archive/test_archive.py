@@ -139,6 +139,22 @@ async def test_it_goes_on_where_the_archive_ends_and_writes_the_same_bytes_again
     }
 
 
+async def test_of_several_hosts_the_one_that_sends_writes_and_another_goes_on_from_there() -> None:
+    bucket, blocks, mine = MemoryBucket(), Blocks(head=4 * PART - 1), True
+    one = ArchiveWriter(bucket, blocks, rounds=known, circuits=CIRCUITS, clock=Quick(), every=60, mine=lambda: mine)
+    assert one.facts() == {"through": 0, "behind": None, "problem": None}
+    assert await one.step()
+    assert one.facts() == {"through": 199, "behind": 200, "problem": None}
+    mine = False
+    assert not await one.step()
+    assert one.facts()["through"] == 0, "another host's work"
+    assert await writer(bucket, blocks).step()
+    mine, blocks.asked = True, []
+    assert await one.step()
+    assert min(blocks.asked) == 300
+    assert one.facts() == {"through": 399, "behind": 0, "problem": None}
+
+
 async def test_it_begins_with_the_oldest_round_and_waits_until_it_is_known() -> None:
     bucket, blocks = MemoryBucket(), Blocks()
     rounds: list[Round] | None = None

@@ -15,7 +15,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.config import find_file
 from helper.doctor import run as run_module
-from helper.doctor.daemon import Daemon, judge_daemon, judge_failures, waiting_of
+from helper.doctor.daemon import Daemon, judge_archive, judge_daemon, judge_failures, waiting_of
 from helper.doctor.finding import Finding, Level
 from helper.doctor.run import examine
 from helper.doctor.settings import read_settings
@@ -240,6 +240,17 @@ def test_each_check_that_fails_is_a_line_with_what_to_do() -> None:
 def test_a_socket_of_somebody_else() -> None:
     (line,) = judge_daemon(Daemon(True, problem="not this user's", forbidden=True), Path("helper.sock"))
     assert line.level is Level.WARN
+
+
+def test_how_far_the_archive_is_is_a_line_where_there_is_one() -> None:
+    assert judge_archive(service()) == judge_archive(Daemon(False)) == []
+    (line,) = judge_archive(service(archive={"through": 0, "behind": None, "problem": None}))
+    assert (line.level, line.message) == (Level.OK, "not begun yet")
+    (line,) = judge_archive(service(archive={"through": 1099, "behind": 7, "problem": None}))
+    assert (line.level, line.message) == (Level.OK, "it has all blocks up to 1099, 7 behind")
+    (line,) = judge_archive(service(archive={"through": 1099, "behind": 7, "problem": "the store is away"}))
+    assert (line.level, bool(line.advice)) == (Level.WARN, True)
+    assert line.message.startswith("the store is away; ")
 
 
 def test_failed_and_damaged_shares_are_told() -> None:

@@ -118,6 +118,19 @@ async def test_how_it_stands_is_told() -> None:
     assert told["process_resident_memory_bytes", ()] > 0
 
 
+async def test_who_sends_and_how_far_the_archive_is_are_told_where_there_is_such() -> None:
+    alone = await read(figures())
+    assert not [name for name, _ in alone if name in {"helper_sends", "helper_archive_fails", "helper_archive_height"}]
+    archive = {"through": 0, "behind": None, "problem": "the store is away"}
+    told = await read(figures(facts={**FACTS, "sends": True, "archive": archive}))
+    assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (1, 1)
+    assert ("helper_archive_height", ()) not in told
+    archive = {"through": 399, "behind": 1, "problem": None}
+    told = await read(figures(facts={**FACTS, "sends": False, "archive": archive}))
+    assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (0, 0)
+    assert (told["helper_archive_height", ()], told["helper_archive_lag_blocks", ()]) == (399, 1)
+
+
 async def test_the_least_slack_is_told_and_rounds_wait_for_each_other() -> None:
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER, RoundStatus.ACTIVE, 1101, (), 2)]
     counts = {ROUND: {ShareState.RECEIVED: 40}, LATER: {ShareState.RECEIVED: 400}}
