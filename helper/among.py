@@ -1,6 +1,7 @@
 """What a host does because it is one of several that share a queue: who sends, whose clock counts, what others know.
 
-Nothing of it runs where the queue is a file.
+Nothing of it runs where the queue is a file, but for the lease where one is set: it keeps a copy of the file on
+another host from being worked beside it.
 """
 
 from __future__ import annotations
@@ -72,17 +73,38 @@ class Among:
     @property
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs for ever."""
-        found = {"clock": self.skew.run(), "agreement": self._agree()}
+        found = {"clock": self.skew.run(), "agreement": self._agree()} if self._store.shared else {}
         if self.keeper is not None:
             found["lease"] = self.keeper.run()
         return found
+
+    @property
+    def off(self) -> str | None:
+        """Why this host's clock is not the one that all go by, or None. A file knows of no other clock."""
+        return self.skew.trouble if self._store.shared else None
+
+    @property
+    def waits(self) -> str | None:
+        """Why nothing of the queue is proven here for now, or None. A queue that is shared is worked by all."""
+        if self._store.shared or self._lease.held:
+            return None
+        return self.elsewhere or "the place of the lease has not answered for so long that another host may send"
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why no share is taken here, or None: one that only this copy of a queue had would wait until it sends."""
+        if self._store.shared or self._lease.held:
+            return None
+        if self._lease.holder:
+            return f"the host {self._lease.holder!r} works on this queue, or on a copy of it"
+        return None if self._lease.fence else "it is not known yet whether another host works on this queue"
 
     def facts(self) -> dict[str, Any]:
         """For operators."""
         return {
             "sends": self._lease.held,
             "sender": self._lease.holder if self.keeper is not None else None,
-            "database_skew": round(self.skew.seconds, 3),
+            **({"database_skew": round(self.skew.seconds, 3)} if self._store.shared else {}),
         }
 
     async def _agree(self) -> None:

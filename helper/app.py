@@ -90,7 +90,7 @@ class Service:
         self.stats = Stats()
         self.role = ROLES[config.helper.role]
         self.store = edges.store or make_store(config, self.clock)
-        self.lease = make_lease(self.store, self.clock)
+        self.lease = make_lease(config, self.store, clock=self.clock, env=os.environ)
         self.endpoints = _endpoints(config, self.clock, edges.nodes)
         self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
         self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
@@ -156,7 +156,7 @@ class Service:
             stale_after=self.config.chain.stale_seconds,
             tolerance=self.config.chain.clock_skew_seconds,
             role=self.role,
-            skew=None if self.among is None else self.among.skew,
+            among=self.among,
         )
         attempts = Attempts(
             store=self.store,
@@ -187,7 +187,7 @@ class Service:
             slots=self.prover.workers,
             clock=self.clock,
             stats=self.stats,
-            longest_sleep=LONGEST_SLEEP if self.among is None else among.LONGEST_SLEEP,
+            longest_sleep=among.LONGEST_SLEEP if self.store.shared else LONGEST_SLEEP,
         )
         self.sending = Sending(
             broadcaster=self.broadcaster,

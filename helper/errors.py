@@ -131,7 +131,8 @@ class LeaseHeld(LeaseError):
     retryable = False
     advice = (
         "Run one host with the role sender (or all) and the others as api or prover; set [sender] standby = true on a "
-        "host that is to wait and take over when the sender is gone."
+        "host that is to wait and take over when the sender is gone. Where each has a file of its own, one file is a "
+        "copy of the other: keep one of them."
     )
 
 

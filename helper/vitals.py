@@ -16,7 +16,6 @@ from helper.processor import Gate
 from helper.prover.pool import ProverPool
 from helper.roles import ROLES, Role
 from helper.rounds import RoundBook
-from helper.skew import SkewWatch
 from helper.telemetry.checks import Check
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
@@ -35,6 +34,25 @@ class Disk(Protocol):
         ...
 
 
+class Others(Protocol):
+    """What the other hosts have to do with this one (`helper.among`)."""
+
+    @property
+    def off(self) -> str | None:
+        """Why this host's clock is not the one that all go by, or None."""
+        ...
+
+    @property
+    def waits(self) -> str | None:
+        """Why nothing of the queue is proven here for now, or None."""
+        ...
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why no share is taken here, or None."""
+        ...
+
+
 class Vitals:
     """The service's own judgement of itself.
 
@@ -42,7 +60,7 @@ class Vitals:
         stale_after: seconds after which the newest block is too old to take shares by.
         tolerance: seconds by which a share's time may lie after the chain's newest block when it is dispatched.
         role: what this host does of it all: what it does not do, it need not be ready for.
-        skew: compares the clocks of the hosts that share a database; None where there is one host.
+        among: what other hosts have to do with it; None where there is one host.
 
     Attributes:
         revealing: whether the queue is worked: provers warm, chain known, circuit chosen. Set once by the service.
@@ -64,7 +82,7 @@ class Vitals:
         stale_after: float,
         tolerance: float,
         role: Role = ROLES["all"],
-        skew: SkewWatch | None = None,
+        among: Others | None = None,
     ) -> None:
         self._store = store
         self._endpoints = endpoints
@@ -79,7 +97,7 @@ class Vitals:
         self._stale_after = stale_after
         self._tolerance = tolerance
         self._role = role
-        self._skew = skew
+        self._among = among
         self.revealing = False
 
     @property
@@ -99,7 +117,9 @@ class Vitals:
         It goes by the newest block that any node in step has shown: a node that rests after an error, or is away for
         a moment, is no reason to turn wallets away. Nodes that answer and are all out of step are.
         """
-        return self._unwritable() or self._off() or self._out_of_step() or self._all_rounds_paused()
+        return (
+            self._unwritable() or self._off() or self._elsewhere() or self._out_of_step() or self._all_rounds_paused()
+        )
 
     def round_paused(self, round_id: bytes) -> str | None:
         """Why nothing of this round may be taken or revealed now though nodes are in step, or None: none of them shows
@@ -117,6 +137,8 @@ class Vitals:
             Check("rounds", self._all_rounds_paused()),
             Check("circuit", self._circuits.paused),
         ]
+        if self._among is not None:
+            found.append(Check("sender", self._among.waits))
         if self._role.works:
             found.append(Check("provers", None if self._prover.ready else "no prover is ready"))
             found.append(Check("queue", None if self.revealing else "starting: the queue is not worked yet"))
@@ -124,7 +146,11 @@ class Vitals:
 
     def _off(self) -> str | None:
         """Why this host's clock is not the one that all hosts go by, or None."""
-        return None if self._skew is None else self._skew.trouble
+        return None if self._among is None else self._among.off
+
+    def _elsewhere(self) -> str | None:
+        """Why no share is taken, as another host has this queue's copy, or None."""
+        return None if self._among is None else self._among.elsewhere
 
     def _unwritable(self) -> str | None:
         """Why nothing can be kept, or None."""
@@ -156,6 +182,8 @@ class Vitals:
             return Gate(frozenset(), 0.0, UNWRITABLE)  # the proof could not be kept, and would be made again
         if self._endpoints.clock_suspect or self._off() is not None:
             return Gate(frozenset(), 0.0, self._off() or CLOCKS_APART)
+        if self._among is not None and (waits := self._among.waits) is not None:
+            return Gate(frozenset(), 0.0, waits)
         head = self._endpoints.head
         if head is None:
             return Gate(frozenset(), 0.0, "no node is in step with the chain")

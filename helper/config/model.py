@@ -17,6 +17,8 @@ from helper.objects.base import Place
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
 """Where the dev chain listens: the endpoints of a helper that is told of none."""
+LEASE_SECONDS: Final = (5, 300)
+"""The shortest and the longest lease in an object store: writes must fit into it, and it must not last for ever."""
 
 
 def _url(value: str) -> str:
@@ -90,9 +92,6 @@ def _host_name(value: str) -> str:
     return value
 
 
-Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
-HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
-Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
 def _store_url(value: str) -> str:
     """A store's address: over TLS, or on this machine. A session's token goes with every request."""
     if value == "":
@@ -114,11 +113,27 @@ def _place_or_nothing(value: str) -> str:
     return value if value == "" else str(Place.parse(value))
 
 
+def _lease(value: str) -> str:
+    """Where hosts agree on who sends."""
+    if value in {"auto", "postgres"}:
+        return value
+    if not value.startswith("s3:"):
+        raise ValueError("must be auto, postgres, or an object like s3://bucket/sender.json")
+    place = Place.parse(value)
+    if not place.path:
+        raise ValueError(f"must name an object, like {place}/sender.json")
+    return str(place)
+
+
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
+Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
+HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
+Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
 BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
 OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
 StoreUrl = Annotated[str, Field(strict=True), AfterValidator(_store_url)]
 BucketPlace = Annotated[str, Field(strict=True), AfterValidator(_place_or_nothing)]
+LeasePlace = Annotated[str, Field(strict=True), AfterValidator(_lease)]
 NetworkText = Annotated[str, Field(strict=True), AfterValidator(_network)]
 Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
 Text = Annotated[str, Field(strict=True)]
@@ -228,16 +243,22 @@ class StoreSection(Section):
 class SenderSection(Section):
     """Which of several hosts sends reveals to the chain: one does."""
 
-    lease: Literal["auto", "postgres"] = Field(
+    lease: LeasePlace = Field(
         "auto",
         description="Where the hosts agree on it: postgres is the queue's own database; auto is that where [store] url "
-        "is set, and nothing where the queue is a file.",
+        "is set, and nothing where the queue is a file. An object like s3://bucket/sender.json, reached as [s3] says, "
+        "does for both: with a file it keeps a copy of the queue on another host from sending beside this one.",
     )
     standby: Switch = Field(
         False,
         description="Wait while another host sends, and take over when it is gone. Without it a second sender refuses "
         "to run.",
     )
+
+    @property
+    def place(self) -> Place | None:
+        """The object in a bucket that says who sends, None where none does."""
+        return Place.parse(self.lease) if self.lease.startswith("s3:") else None
 
 
 class ChainSection(Section):
@@ -468,6 +489,9 @@ def contradictions(config: Config) -> list[tuple[str, str, str]]:
         found.append(("helper", "role", "needs a [store] url: a file is one host's, and that does all"))
     if not config.store.url and config.sender.lease == "postgres":
         found.append(("sender", "lease", "needs a [store] url"))
-    if config.sender.standby and not config.store.url:
-        found.append(("sender", "standby", "needs a [store] url: there is no other host to wait for"))
+    if config.sender.standby and not config.store.url and config.sender.place is None:
+        found.append(("sender", "standby", "needs a [store] url or a lease: there is no other host to wait for"))
+    shortest, longest = LEASE_SECONDS
+    if config.sender.place is not None and not shortest <= config.store.lease_seconds <= longest:
+        found.append(("store", "lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))
     return found

@@ -21,6 +21,7 @@ ADVICE: Final = {
     "circuit": 'Set [prover] circuit = "auto" and restart; if it is, ask whether the chain was upgraded.',
     "provers": "Look for the out-of-memory killer in the kernel's log; lower [helper] max_concurrent_proofs.",
     "queue": "Wait some seconds after a start. If it stays so, the other lines tell why.",
+    "sender": "Look whether the place of [sender] lease can be reached; keep one of two copies of a queue.",
 }
 """What to do when a check of the daemon's own fails, by its name."""
 

@@ -68,7 +68,8 @@ class LeaseKeeper:
         Args:
             at_once: give up, without an error, when nobody can be asked.
         """
-        asked_until = self._clock.monotonic() + self._lease.seconds * (1 + 1 / TRIES_A_TERM)
+        patience = self._lease.seconds * (1 + 1 / TRIES_A_TERM)
+        answered: float | None = None  # since when it has been answered that it is another's, without a gap
         while True:
             try:
                 if await self._lease.acquire():
@@ -77,16 +78,29 @@ class LeaseKeeper:
                 self._tell(NOT_SENT, str(error), error.advice)
                 if at_once:
                     return
-                asked_until = self._clock.monotonic() + self._lease.seconds * (1 + 1 / TRIES_A_TERM)
+                answered = None
             else:
-                advice = "This one takes over when that one is gone." if self._standby else LeaseHeld.advice
-                self._tell(NOT_SENT, f"the host {self._lease.holder!r} sends", advice)
-                if not self._standby and self._clock.monotonic() >= asked_until:
-                    raise LeaseHeld(f"the host {self._lease.holder!r} sends for this queue, and one host does")
+                self._tell(NOT_SENT, *self._why())
+                now = self._clock.monotonic()
+                answered = now if answered is None else answered
+                if not self._standby and now - answered >= patience:
+                    raise LeaseHeld(f"{self._other} sends for this queue, and one host does")
             await self._clock.sleep(self._lease.seconds / TRIES_A_TERM)
         self._mine, self._told = True, None
         log.info("this host sends", fence=self._lease.fence)
         self._changed()
+
+    @property
+    def _other(self) -> str:
+        """Who has it."""
+        return f"the host {self._lease.holder!r}" if self._lease.holder else "another host"
+
+    def _why(self) -> tuple[str, str]:
+        """Why it was not to be had, and what there is to do."""
+        if not self._lease.holder:  # where nothing says who had it, it may still be somebody's
+            return "it is waited for whether another host sends", f"This takes {self._lease.seconds:g} s."
+        advice = "This one takes over when that one is gone." if self._standby else LeaseHeld.advice
+        return f"{self._other} sends", advice
 
     async def _keep(self) -> None:
         await self._clock.sleep(self._lease.seconds / WORDS_A_TERM)

@@ -20,6 +20,7 @@ from helper.cli.main import COMMANDS
 from helper.config import Config, load
 from helper.config.files import CREDENTIALS, ENV_FILE
 from helper.manager import WALLETS
+from helper.objects.credentials import CREDENTIAL as S3_CREDENTIALS
 from helper.server import STOP_GRACE
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +67,8 @@ def test_the_unit_fits_the_service() -> None:
     assert service["Environment"] == f"{ENV_FILE}=%d/helper.toml"
     command = service["ExecStart"].split()
     assert command == ["/opt/svote-helper/bin/svote-helper", "serve"]
-    offered = re.findall(r"LoadCredential=([a-z-]+):", (SYSTEMD / "svote-helper.service").read_text())
-    assert set(offered) == set(CREDENTIALS.values())
+    offered = re.findall(r"LoadCredential=([a-z0-9-]+):", (SYSTEMD / "svote-helper.service").read_text())
+    assert set(offered) == {*CREDENTIALS.values(), S3_CREDENTIALS}
     assert f"u {service['User']} " in (SYSTEMD / "svote-helper.sysusers").read_text()
 
 
