@@ -24,6 +24,7 @@ NAMES = (
     "eavesdropper",
     "hostile",
     "hosts",
+    "lease",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
 HURRIED = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
