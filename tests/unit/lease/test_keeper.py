@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from structlog.testing import capture_logs
 
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease.keeper import LeaseKeeper
@@ -176,3 +177,37 @@ async def test_a_place_that_can_not_be_asked_ends_nothing(clock: FakeClock, plac
         place.away = False
         await passes(clock, 10, lambda: place.words[-1:] == ["renew"])
         await until(lambda: lease.held)
+
+
+async def test_how_long_a_place_was_away_says_nothing_about_who_lives(
+    clock: FakeClock, place: Place, lease: PlacedLease
+) -> None:
+    keeper = LeaseKeeper(lease, clock=clock)
+    place.away, place.owner = True, "red"
+    await keeper.begin()
+    async with running(keeper) as task:
+        await passes(clock, 60, lambda: place.words.count("acquire") >= 40)
+        place.away = False
+        asked = place.words.count("acquire")
+        await passes(clock, 10.5, lambda: place.words.count("acquire") >= asked + 10)
+        assert not task.done()
+        await passes(clock, 3, task.done)
+        with pytest.raises(LeaseHeld, match="'red' sends"):
+            await task
+
+
+async def test_where_nothing_says_who_had_it_that_is_what_is_told(
+    clock: FakeClock, place: Place, lease: PlacedLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobodys() -> bool:
+        place.hear("acquire")
+        return False
+
+    monkeypatch.setattr(lease, "acquire", nobodys)
+    with capture_logs() as logs:
+        beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).begin())
+        await passes(clock, 20, beginning.done)
+        with pytest.raises(LeaseHeld, match="another host sends for this queue"):
+            await beginning
+    (told,) = logs
+    assert (told["reason"], told["advice"]) == ("it is waited for whether another host sends", "This takes 10 s.")

@@ -15,6 +15,7 @@ from secrets import token_hex
 import pytest
 
 from helper.errors import StoreError, StoreForeign, StoreLocked
+from helper.lease.shared import SharedLease
 from helper.share import ShareState
 from helper.store.base import DamagedShare, Enqueued
 from helper.store.postgres import PostgresStore
@@ -22,6 +23,7 @@ from helper.store.postgres.tx import PgTx
 from tests.support.clock import FakeClock
 from tests.support.postgres import Cluster, binaries
 from tests.support.process import PATIENCE
+from tests.unit.lease.test_s3 import lease, used
 from tests.unit.store.conformance.places import SEALS, PostgresPlace
 from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.parts import NOW, ROUND, claim, posted, put, reveal
@@ -215,6 +217,31 @@ async def test_a_lease_kept_elsewhere_overrules_and_never_goes_back(join: Join) 
     assert await two.take_sender(outer=6)
     assert await one.take_sender(outer=5) is None
     assert not await one.keep_sender()
+
+
+async def test_an_object_in_a_bucket_hands_the_right_on_and_who_had_it_notes_no_send(
+    join: Join, clock: FakeClock
+) -> None:
+    one, two = await join("one"), await join("two")
+    share, bucket = await kept(one), used()
+    places = ((one, "one"), (two, "two"))
+    first, second = (SharedLease(at, clock=clock, outer=lease(bucket, clock, name)) for at, name in places)
+    assert await first.acquire()
+    assert await one.mark_sending(share, height=1, endpoint="node")
+    assert not await second.acquire()
+    assert second.holder == "one"
+    clock.advance(10)  # nothing is heard of it there; the database would leave it the row for ten minutes
+
+    assert await second.acquire()
+
+    assert not await one.mark_sending(share, height=2, endpoint="node")
+    assert await two.mark_sending(share, height=2, endpoint="node")
+    assert not await first.renew()
+    assert not await first.acquire()
+    assert (first.held, first.holder) == (False, "two")
+    await second.release()
+    assert await first.acquire()
+    assert await one.mark_sending(share, height=3, endpoint="node")
 
 
 async def test_what_hosts_say_is_heard_by_all(
