@@ -1,6 +1,8 @@
 """The settings: `helper.toml`, the environment, and flags, in rising order of weight.
 
-model.py    what can be set, its types, ranges, defaults and explanations
+sections.py what can be set, its ranges, defaults and explanations
+kinds.py    the kinds of values
+model.py    all sections together, and what follows from them
 files.py    which file is read, and a first quick look into it
 lines.py    where in a TOML file each key stands
 loader.py   reading and checking everything at once; where each value came from

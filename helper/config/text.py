@@ -9,7 +9,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic.fields import FieldInfo
 
-from helper.config.model import Config, Section
+from helper.config.model import Config
+from helper.config.sections import Section
 
 REDACTED: Final = "(set, not shown)"
 _SECRET: Final = frozenset({("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")})

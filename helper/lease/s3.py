@@ -24,7 +24,7 @@ from typing import Final
 import anyio
 
 from helper.clock import Clock
-from helper.config.model import S3Section
+from helper.config.sections import S3Section
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease.record import LONGEST, Record, Watch
 from helper.lease.term import Moment, Term

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from helper.clock import Clock
-from helper.config.model import S3Section
+from helper.config.sections import S3Section
 from helper.errors import BucketError, BucketRefused, ConfigError
 from helper.objects.base import Found, Place
 from helper.objects.credentials import PROFILE, credentials_file, read_keys

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from helper.config.model import S3Section
+from helper.config.sections import S3Section
 from helper.lease.keeper import LeaseKeeper
 from helper.lease.s3 import S3Lease, s3_lease
 from helper.objects.base import Place

@@ -18,7 +18,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import httpx
 
 from helper.clock import SystemClock
-from helper.config.model import S3Section
+from helper.config.sections import S3Section
 from helper.objects.base import Place
 from helper.objects.s3 import S3Bucket, open_bucket
 from tests.support.process import Process

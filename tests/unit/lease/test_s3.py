@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from helper.clock import SlicedWait
-from helper.config.model import S3Section
+from helper.config.sections import S3Section
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease import Lease
 from helper.lease.record import Record, Watch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helper.clock import SystemClock
-from helper.config.model import S3Section
+from helper.config.sections import S3Section
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease.record import Record
 from helper.lease.s3 import NOBODY, S3Lease
