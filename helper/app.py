@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,6 @@ from helper.api.wallet import WalletView
 from helper.archive.making import archive_writer
 from helper.attempts import Attempts
 from helper.broadcast import Broadcaster
-from helper.chain.failover import Endpoint, Endpoints, make_endpoints
 from helper.chain.follow import ChainFollower
 from helper.chain.listener import Listener
 from helper.checking import Checker
@@ -38,12 +36,11 @@ from helper.hardening import harden_process
 from helper.intake import Intake
 from helper.lease import Lease
 from helper.lease.making import make_lease
-from helper.manager import Manager
+from helper.nodes import nodes_of
 from helper.operations import Operations
 from helper.processor import LONGEST_SLEEP, Processor
 from helper.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.prover.process import WorkerCommand
-from helper.reception import Reception
 from helper.retention import Retention
 from helper.reveal import Revealer
 from helper.roles import ROLES
@@ -55,15 +52,12 @@ from helper.store.work import DUE
 from helper.supervise import supervise, unless
 from helper.telemetry.stats import Stats
 from helper.tree import TreeKeeper
+from helper.upkeep import Upkeep
 from helper.vitals import Vitals
 
 log = structlog.get_logger("helper.app")
 
 HOUR = 3600.0
-FIRST_CHECK = 60.0
-"""Seconds after the start of work until the database is first checked: what is damaged may be due soon."""
-CHECK_INTERVAL = HOUR
-"""Seconds between two checks of the whole database: a damaged index could hide a share."""
 
 
 class Service:
@@ -91,7 +85,7 @@ class Service:
         self.role = ROLES[config.helper.role]
         self.store = edges.store or make_store(config, self.clock)
         self.lease = make_lease(config, self.store, clock=self.clock, env=os.environ)
-        self.endpoints = _endpoints(config, self.clock, edges.nodes)
+        self.endpoints = nodes_of(config, self.clock, edges.nodes)
         self.rounds = RoundBook(self.store, self.endpoints, clock=self.clock)
         self.trees = TreeKeeper(self.store, self.endpoints, self.rounds)
         self.circuits = CircuitChoice(config.prover.circuit, clock=self.clock, remember=self.store.set_meta)
@@ -212,10 +206,11 @@ class Service:
             self.config,
             self.endpoints,
             lambda: self.rounds.all() if self.rounds.synced else None,
-            mine=lambda: self.lease is None or self.lease.held,
+            mine=self._leads,
             clock=self.clock,
             env=os.environ,
         )
+        self.upkeep = Upkeep(self.store, mine=self._leads, clock=self.clock)
         self.wallet_view = WalletView(
             intake=self.intake,
             store=self.store,
@@ -265,6 +260,10 @@ class Service:
         )
         async with self.opened(), doors.open(started, listener) as servers:
             await self.work(servers, doors.parts)
+
+    def _leads(self) -> bool:
+        """Whether this host does what one host does for all."""
+        return self.lease is None or self.lease.held
 
     def _chain_now(self) -> float:
         return self.rounds.chain_now() or self.clock.now()
@@ -324,7 +323,7 @@ class Service:
         if self.role.works:
             parts |= {"prover": self.prover.run(), "processor": self._process()}
         if self.role.sends:
-            parts |= {"reconciler": self._reconcile(), "database check": self._check_database()}
+            parts |= {"reconciler": self._reconcile(), "database check": self.upkeep.run()}
             if self.archive is not None:
                 parts["archive"] = self.archive.run()
         try:
@@ -395,78 +394,3 @@ class Service:
                     await self.broadcaster.reconcile(self.listener.height or 0)
             except Exception:  # whatever it is, the next block brings another look
                 log.exception("unconfirmed reveals could not be looked at")
-
-    async def _check_database(self) -> None:
-        """Now and then, look through the whole database: what is found is set aside or mended, and named; and forget
-        what is kept for some days only.
-        """
-        pause = FIRST_CHECK
-        while True:
-            await self.clock.sleep(pause)
-            pause = CHECK_INTERVAL
-            if self.lease is not None and not self.lease.held:
-                continue  # one host's look is enough for all
-            try:
-                await self.store.sweep()
-                for found in await self.store.verify():
-                    log.error("the database is damaged", reason=found)
-            except HelperError as error:
-                log.error("the database could not be checked", error=str(error), advice=error.advice)
-
-
-def _endpoints(config: Config, clock: Clock, nodes: Sequence[Endpoint] | None = None) -> Endpoints:
-    chain = config.chain
-    if nodes is None:
-        nodes = make_endpoints(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
-    return Endpoints(
-        nodes,
-        clock=clock,
-        chain_id=chain.chain_id or None,
-        stale_after=chain.stale_seconds,
-        clock_skew=chain.clock_skew_seconds,
-    )
-
-
-def make_service(config: Config) -> Service | Reception:
-    """What these settings ask for: the whole helper, or all but its queue."""
-    if not config.helper.disable:
-        return Service(config)
-    clock = SystemClock()
-    return Reception(config, endpoints=_endpoints(config, clock), clock=clock)
-
-
-async def run_service(
-    service: Service | Reception,
-    *,
-    started: Callable[[str], None] = lambda _: None,
-    listener: socket.socket | None = None,
-    manager: Manager | None = None,
-) -> None:
-    """Run a service until SIGTERM or SIGINT.
-
-    Args:
-        service: from `make_service`.
-        started: called with the wallets' base URL once the sockets listen.
-        listener: the wallets' socket, if somebody has opened it already.
-        manager: is told how the service is.
-    """
-    told = manager or Manager({}, os.getpid(), SystemClock())
-
-    def ready(url: str) -> None:
-        told.tell("READY=1")
-        started(url)
-
-    def stop() -> None:
-        log.info("stopping")
-        told.tell("STOPPING=1", "STATUS=stopping")
-        service.stop()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    telling = asyncio.create_task(told.keep_told(service.alive), name="manager")
-    try:
-        await service.run(started=ready, listener=listener)
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)

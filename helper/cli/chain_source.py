@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from helper.chain.failover import Endpoints, make_endpoints
+from helper.chain.failover import Endpoints
 from helper.cli.settings import read_settings
 from helper.clock import SystemClock
 from helper.errors import ChainUnavailable
+from helper.nodes import nodes_of
 from helper.telemetry.log import configure
 
 
@@ -22,14 +23,7 @@ async def chain_of(config: Path | None) -> AsyncIterator[Endpoints]:
     """
     configure("warning")
     settings = read_settings(config).config
-    chain = settings.chain
-    endpoints = Endpoints(
-        make_endpoints(settings.chain_endpoints, settings.chain_rpc, timeout=chain.timeout_seconds),
-        clock=SystemClock(),
-        chain_id=chain.chain_id or None,
-        stale_after=chain.stale_seconds,
-        clock_skew=chain.clock_skew_seconds,
-    )
+    endpoints = nodes_of(settings, SystemClock())
     try:
         await endpoints.check()
         if not endpoints.usable:

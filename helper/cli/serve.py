@@ -46,9 +46,9 @@ def serve(
     # and here, so that a mistake in the settings needs no native code to be told
     import uvloop  # noqa: PLC0415
 
-    from helper.app import make_service, run_service  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.manager import Manager, inherited_listener  # noqa: PLC0415
+    from helper.running import make_service, run_service  # noqa: PLC0415
     from helper.telemetry.log import configure  # noqa: PLC0415
     from helper.telemetry.sentry import start  # noqa: PLC0415
 

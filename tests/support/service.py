@@ -18,10 +18,11 @@ from typing import Any
 
 import uvloop
 
-from helper.app import Service, run_service
+from helper.app import Service
 from helper.chain.client import ChainClient
 from helper.config import load
 from helper.prover.pool import ProverPool
+from helper.running import run_service
 from helper.store.sqlite import SqliteStore
 from helper.telemetry.log import configure
 from tests.support.clock import ScaledClock

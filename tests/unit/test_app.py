@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from helper.api.app import make_app
 from helper.app import Service
 from helper.chain.failover import make_endpoints
 from helper.config import Config
+from helper.edges import Edges
 from helper.errors import HelperError
 from helper.store.sqlite import SqliteStore
 from tests.support.clock import FakeClock
@@ -34,12 +34,10 @@ class House:
         self.clock = FakeClock()
         self.node = Node(self.clock, height=100)
         self.network = Network(node=self.node)
-        monkeypatch.setattr(app_module, "make_endpoints", partial(make_endpoints, transport=self.network))
         monkeypatch.setattr(app_module, "harden_process", list)
-        config = Config.model_validate(
-            {"helper": {"db_path": str(folder / "q.db"), "port": 0}, "chain": {"endpoints": ["http://node:1317"]}}
-        )
-        self.service = Service(config, clock=self.clock, prover_command=("false",))
+        config = Config.model_validate({"helper": {"db_path": str(folder / "q.db"), "port": 0}})
+        edges = Edges(nodes=make_endpoints(["http://node:1317"], transport=self.network))
+        self.service = Service(config, clock=self.clock, prover_command=("false",), edges=edges)
 
     async def poll(self, seconds: float = 1.0) -> None:
         self.clock.advance(seconds)
