@@ -69,6 +69,11 @@ class Health:
     failures: int = 0
     told: str | None = "not asked yet"
 
+    @property
+    def is_well(self) -> bool:
+        """Whether the last probe was answered, by a node that was not catching up."""
+        return self.error is None and not self.syncing
+
     def saw(self, head: BlockHead, *, syncing: bool, now: float, began: float) -> None:
         """Take in a good probe that began at a monotonic time."""
         if self.head is None or head.height != self.head.height:
@@ -132,3 +137,10 @@ class Endpoint:
     def height(self) -> int:
         """The height of the newest block that its REST API showed, 0 before the first."""
         return self.health.head.height if self.health.head is not None else 0
+
+    @property
+    def rpc_in_step(self) -> bool:
+        """Whether the RPC has shown the block that the REST API shows, and all is well: it need not be asked before the
+        next block. Its heights are not followed, only that it is there, fresh and of this chain.
+        """
+        return self.health.is_well and self.rpc_health.is_well and self.health.head == self.rpc_health.head

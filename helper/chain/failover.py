@@ -267,7 +267,7 @@ class Endpoints:
     # Inside
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        if endpoint.rpc is None:
+        if endpoint.rpc is None or endpoint.rpc_in_step:
             await self._probe_rest(endpoint)
             return
         async with asyncio.TaskGroup() as group:
@@ -275,7 +275,7 @@ class Endpoints:
             await self._probe_rest(endpoint)
 
     async def _probe_rest(self, endpoint: Endpoint) -> None:
-        await self._probe_one(endpoint.health, lambda: _rest_status(endpoint.client))
+        await self._probe_one(endpoint.health, lambda: _rest_status(endpoint))
 
     async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool]]]) -> None:
         began = self.clock.monotonic()
@@ -359,8 +359,14 @@ class Endpoints:
         return [health.offset for health in ours if health.offset is not None]
 
 
-async def _rest_status(client: ChainClient) -> tuple[BlockHead, bool]:
-    return await client.latest_block(), await client.syncing()
+async def _rest_status(endpoint: Endpoint) -> tuple[BlockHead, bool]:
+    """The newest block, and whether the node is still catching up. Of a block that it had already when it was not, that
+    is not asked again: most probes find nothing new, and their questions are most of what an idle helper does.
+    """
+    head, health = await endpoint.client.latest_block(), endpoint.health
+    if health.is_well and head == health.head:
+        return head, False
+    return head, await endpoint.client.syncing()
 
 
 def _kind(reason: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple
 
 import anyio
@@ -155,12 +155,12 @@ class NodeHttp:
         Raises `Unanswered`, or `ChainAnswerError` for an answer above `limit` bytes.
         """
         request = self._kept.build_request("GET", path, params=params)
-        again = self._new.build_request("GET", path, params=params)
         try:
             with self._limited():
                 try:
                     return await self._exchange(self._kept, request, limit)
                 except _DEAD:
+                    again = self._new.build_request("GET", path, params=params)
                     return await self._exchange(self._new, again, limit)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None
@@ -205,15 +205,13 @@ class NodeHttp:
 
     async def _head(self, method: str, target: str, body: bytes | None) -> httpx.Response:
         headers = {} if body is None else {"content-type": "application/json"}
-        request = self._kept.build_request(method, target, content=body, headers=headers)
-        again = self._new.build_request(method, target, content=body, headers=headers)
         try:
             with self._limited():
                 if method == "GET":
-                    try:
+                    with suppress(*_DEAD):
+                        request = self._kept.build_request(method, target, content=body, headers=headers)
                         return await self._kept.send(request, stream=True)
-                    except _DEAD:
-                        pass
+                again = self._new.build_request(method, target, content=body, headers=headers)
                 return await self._new.send(again, stream=True)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None

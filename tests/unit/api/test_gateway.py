@@ -209,7 +209,7 @@ async def test_a_share_causes_no_request_of_the_gateway() -> None:
 
 async def test_a_node_that_is_not_fresh_is_not_asked_and_none_is_503() -> None:
     async with door() as (made, client):
-        made.first.syncing = True
+        made.first.syncing, made.first.height = True, made.first.height + 1
         await made.endpoints.check()
         made.asked()
         assert (await client.get(f"{API}/rounds")).status_code == 200

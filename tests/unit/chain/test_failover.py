@@ -43,7 +43,7 @@ async def test_fresh_in_the_operators_order() -> None:
     ("change", "reason"),
     [
         ({"chain_id": "other-9"}, "it serves chain other-9, not svote-1"),
-        ({"syncing": True}, "it is catching up"),
+        ({"syncing": True, "height": 464}, "it is catching up"),
         ({"age": 91.0}, "newest block is 91 s old"),
         ({"age": -121.0}, "newest block is 121 s ahead of our clock"),
         ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the answer is HTML"),
@@ -52,7 +52,10 @@ async def test_fresh_in_the_operators_order() -> None:
             {"faults": {"latest": lambda _: answer(200, {"block": {"header": 7}})}},
             "an object was expected, not a number",
         ),
-        ({"faults": {"syncing": lambda _: answer(200, {"syncing": "no"})}}, "true or false was expected"),
+        (
+            {"faults": {"syncing": lambda _: answer(200, {"syncing": "no"})}, "height": 464},
+            "true or false was expected",
+        ),
         ({"faults": {"latest": lambda _: httpx.Response(502)}}, "HTTP 502"),
         ({"hangs": True}, "no answer within 0.05 s"),
     ],
@@ -263,6 +266,7 @@ async def test_subscribers_hear_of_changes_only() -> None:
     await endpoints.check()
     await endpoints.check()
     network.nodes["a"].syncing = True
+    network.nodes["a"].height += 1
     await endpoints.check()
     assert heard == [True, False]
 
@@ -273,14 +277,49 @@ async def test_the_rpc_has_a_health_of_its_own() -> None:
     endpoints = network.endpoints(clock, rpc=True)
     await endpoints.check()
     network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
+    network.nodes["a"].height += 1
     with capture_logs() as logs:
         await endpoints.check()
+        await endpoints.check()  # it is asked when the REST API has shown a new block
     assert names(endpoints) == ["a:1317", "b:1317"]
     assert [endpoint.name for endpoint in endpoints.fresh_rpc] == ["b:1317"]
     assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc set aside", "a:26657")]
     endpoints.failed(endpoints.all[1], ChainError("broken"), rpc=True)
     assert endpoints.fresh_rpc == []
     assert names(endpoints) == ["a:1317", "b:1317"]
+
+
+async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    endpoints = Network(a=node).endpoints(clock, rpc=True)
+
+    async def asked() -> list[str]:
+        before = len(node.asked)
+        await endpoints.check()
+        return sorted(path.rsplit("/", 1)[-1] for path in node.asked[before:])
+
+    everything = ["latest", "status", "syncing"]
+    assert await asked() == everything
+    assert await asked() == ["latest"]
+    node.height += 1
+    assert await asked() == ["latest", "syncing"]
+    assert await asked() == ["latest", "status"], "the RPC has not shown this block yet"
+    assert await asked() == ["latest"]
+
+    node.height, node.syncing = node.height + 1, True
+    assert await asked() == ["latest", "syncing"]
+    assert not endpoints.usable
+    assert await asked() == everything, "while it is catching up, that may end at any time"
+    node.syncing = False
+    assert await asked() == everything
+    assert endpoints.usable
+    assert await asked() == ["latest"]
+
+    node.faults["latest"] = lambda _: httpx.Response(502)
+    assert await asked() == ["latest"]
+    del node.faults["latest"]
+    assert await asked() == everything, "what it was before it failed is not what it is now"
 
 
 def test_more_rpcs_than_nodes() -> None:
