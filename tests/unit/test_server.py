@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from starlette.routing import Route
 
 from helper.api.app import wrapped
 from helper.api.connection import ConnectionLimits, Door
+from helper.clock import SystemClock
 from helper.errors import HelperError
 from helper.server import (
     MIN_CONNECTIONS,
     SPARE_FILES,
+    DatedState,
     Server,
     bind_tcp,
     connection_limit,
@@ -30,6 +33,7 @@ from helper.server import (
     make_server,
     unix_listener,
 )
+from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
 
@@ -100,6 +104,26 @@ def error_of(told: bytes) -> tuple[int, dict[str, Any]]:
     answer = json.loads(body)
     assert set(answer) == {"status", "error"}
     return int(head.split()[1]), answer
+
+
+async def test_an_answer_has_the_date() -> None:
+    async with serving(PATIENT) as port:
+        client = await Client.connect(port, ASK)
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        (date,) = [line[6:].decode() for line in head.split(b"\r\n") if line.startswith(b"date: ")]
+        assert abs(parsedate_to_datetime(date).timestamp() - SystemClock().now()) < PATIENCE
+        client.writer.close()
+
+
+def test_the_date_is_that_of_the_second_in_which_it_is_asked_for() -> None:
+    clock = FakeClock(1795268520.0)
+    state = DatedState(clock)
+    first = state.default_headers
+    assert first == [(b"date", b"Sat, 21 Nov 2026 13:42:00 GMT")]
+    clock.advance(0.9)
+    assert state.default_headers is first
+    clock.advance(0.1)
+    assert state.default_headers == [(b"date", b"Sat, 21 Nov 2026 13:42:01 GMT")]
 
 
 async def test_a_connection_that_says_nothing_is_closed() -> None:
