@@ -19,6 +19,9 @@ WOBBLE = 5
 in step.
 """
 
+WORD_SECONDS = 2.5
+"""For how long a node's word that it is not catching up holds: one that stops to follow must be left within 5 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -48,6 +51,7 @@ class Health:
         highest: the greatest height it ever showed; a node below its own past was reset or lies.
         offset: our clock minus the block's time, when this head was first seen. Seconds.
         syncing: it says that it is catching up.
+        said_at: monotonic time at which the probe began that last asked it for that.
         probed_at: monotonic time at which its last good probe began.
         before_head: monotonic time at which it did not have its newest block yet, minus infinity where none is known.
         error: what went wrong when it was last probed, None when nothing did.
@@ -61,6 +65,7 @@ class Health:
     highest: int = 0
     offset: float | None = None
     syncing: bool = False
+    said_at: float = -math.inf
     probed_at: float = -math.inf
     before_head: float = -math.inf
     error: str | None = "not asked yet"
@@ -69,19 +74,21 @@ class Health:
     failures: int = 0
     told: str | None = "not asked yet"
 
-    @property
-    def is_well(self) -> bool:
-        """Whether the last probe was answered, by a node that was not catching up."""
-        return self.error is None and not self.syncing
+    def is_known(self, monotonic: float) -> bool:
+        """Whether it was well, and said just now that it is not catching up: while its newest block is the same, that
+        need not be asked again.
+        """
+        return self.error is None and not self.syncing and monotonic - self.said_at < WORD_SECONDS
 
-    def saw(self, head: BlockHead, *, syncing: bool, now: float, began: float) -> None:
-        """Take in a good probe that began at a monotonic time."""
+    def saw(self, head: BlockHead, *, syncing: bool | None, now: float, began: float) -> None:
+        """Take in a good probe that began at a monotonic time; `syncing` is None where that was not asked."""
         if self.head is None or head.height != self.head.height:
             self.offset = now - head.time
             self.before_head = self.probed_at
         self.probed_at = began
         self.head = head
-        self.syncing = syncing
+        if syncing is not None:
+            self.syncing, self.said_at = syncing, began
         self.error = None
 
     def rest(self, reason: str, *, monotonic: float) -> None:
@@ -138,9 +145,12 @@ class Endpoint:
         """The height of the newest block that its REST API showed, 0 before the first."""
         return self.health.head.height if self.health.head is not None else 0
 
-    @property
-    def rpc_in_step(self) -> bool:
-        """Whether the RPC has shown the block that the REST API shows, and all is well: it need not be asked before the
-        next block. Its heights are not followed, only that it is there, fresh and of this chain.
+    def rpc_in_step(self, monotonic: float) -> bool:
+        """Whether the RPC has shown the block that the REST API shows, and was well just now: it need not be asked. Its
+        heights are not followed, only that it is there, fresh and of this chain.
         """
-        return self.health.is_well and self.rpc_health.is_well and self.health.head == self.rpc_health.head
+        return (
+            self.health.error is None
+            and self.rpc_health.is_known(monotonic)
+            and self.health.head == self.rpc_health.head
+        )

@@ -267,7 +267,7 @@ class Endpoints:
     # Inside
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        if endpoint.rpc is None or endpoint.rpc_in_step:
+        if endpoint.rpc is None or endpoint.rpc_in_step(self.clock.monotonic()):
             await self._probe_rest(endpoint)
             return
         async with asyncio.TaskGroup() as group:
@@ -275,9 +275,17 @@ class Endpoints:
             await self._probe_rest(endpoint)
 
     async def _probe_rest(self, endpoint: Endpoint) -> None:
-        await self._probe_one(endpoint.health, lambda: _rest_status(endpoint))
+        await self._probe_one(endpoint.health, lambda: self._rest_status(endpoint))
 
-    async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool]]]) -> None:
+    async def _rest_status(self, endpoint: Endpoint) -> tuple[BlockHead, bool | None]:
+        """The newest block, and whether the node is catching up, None where that was said just now: most probes find
+        nothing new, and their questions are most of what an idle helper does.
+        """
+        head, health = await endpoint.client.latest_block(), endpoint.health
+        known = head == health.head and health.is_known(self.clock.monotonic())
+        return head, None if known else await endpoint.client.syncing()
+
+    async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool | None]]]) -> None:
         began = self.clock.monotonic()
         try:
             head, syncing = await ask()
@@ -357,16 +365,6 @@ class Endpoints:
         healths = [e.health for e in self.all if e.health.error is None and not e.health.syncing]
         ours = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
         return [health.offset for health in ours if health.offset is not None]
-
-
-async def _rest_status(endpoint: Endpoint) -> tuple[BlockHead, bool]:
-    """The newest block, and whether the node is still catching up. Of a block that it had already when it was not, that
-    is not asked again: most probes find nothing new, and their questions are most of what an idle helper does.
-    """
-    head, health = await endpoint.client.latest_block(), endpoint.health
-    if health.is_well and head == health.head:
-        return head, False
-    return head, await endpoint.client.syncing()
 
 
 def _kind(reason: str) -> str:

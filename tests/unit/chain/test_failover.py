@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.client import ChainClient
+from helper.chain.endpoint import WORD_SECONDS
 from helper.chain.failover import Endpoints, make_endpoints
 from helper.errors import ChainError, ChainUnavailable, ConfigError
 from tests.support.clock import FakeClock
@@ -302,9 +303,13 @@ async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only(
     everything = ["latest", "status", "syncing"]
     assert await asked() == everything
     assert await asked() == ["latest"]
+    clock.advance(1)
     node.height += 1
     assert await asked() == ["latest", "syncing"]
     assert await asked() == ["latest", "status"], "the RPC has not shown this block yet"
+    assert await asked() == ["latest"]
+    clock.advance(WORD_SECONDS)
+    assert await asked() == everything, "its word is old"
     assert await asked() == ["latest"]
 
     node.height, node.syncing = node.height + 1, True
@@ -320,6 +325,22 @@ async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only(
     assert await asked() == ["latest"]
     del node.faults["latest"]
     assert await asked() == everything, "what it was before it failed is not what it is now"
+
+
+async def test_a_node_that_begins_to_catch_up_or_whose_rpc_goes_is_left_within_five_seconds_though_no_block_comes() -> (
+    None
+):
+    clock = FakeClock()
+    node = Node(clock)
+    endpoints = Network(a=node).endpoints(clock, rpc=True)
+    await endpoints.check()
+    assert (endpoints.usable, len(endpoints.fresh_rpc)) == (True, 1)
+    node.faults["/status"] = lambda _: httpx.Response(500)
+    node.syncing = True
+    for _ in range(4):
+        clock.advance(1)
+        await endpoints.check()
+    assert (endpoints.usable, len(endpoints.fresh_rpc)) == (False, 0)
 
 
 def test_more_rpcs_than_nodes() -> None:
