@@ -68,7 +68,7 @@ simulation: $(VENV)/.native ## the service under virtual time, seed by seed (ARG
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
 bench: $(VENV)/.native ## the figures beside their goals; bench/results/ (ARGS='--quick', ARGS='--only accept')
-	@sh scripts/system_packages.sh wrk=wrk
+	@sh scripts/system_packages.sh wrk=wrk $(filter %=postgresql,$(DEPLOY))
 	@$(BIN)/python -m bench $(ARGS)
 
 ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)

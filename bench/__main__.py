@@ -2,9 +2,10 @@
 
 Each measure runs in a process of its own, one after the other. The table goes to standard output, all of it to
 `bench/results/latest.json` (a list of `{name, goal, figure, unit, holds, runs[]}`, figures being medians of the runs),
-and what the plot of growth is made of to `bench/results/growth.json`; `make docs` brings both into
-docs/performance.md. Figures of measures that were not taken stay as they are. `--quick` takes less of everything, at
-smaller sizes than the lines are named for, and writes nothing.
+what the plot of growth is made of to `bench/results/growth.json`, and what the costs of several hosts come to with
+many (`bench.many`) to `bench/results/carried.json`; `make docs` brings all of it into docs/performance.md. Figures
+of measures that were not taken stay as they are. `--quick` takes less of everything, at smaller sizes than the lines
+are named for, and writes nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.many import lines
 from bench.table import CURVES, MEASURES, ROWS, curve, told
 
 RESULTS = Path(__file__).with_name("results")
 LATEST = RESULTS / "latest.json"
 GROWTH = RESULTS / "growth.json"
+CARRIED = RESULTS / "carried.json"
 
 
 def take(name: str, *, quick: bool) -> list[dict[str, Any]] | None:
@@ -62,7 +65,7 @@ def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(MEASURES), nargs="+", default=list(MEASURES))
-    parser.add_argument("--quick", action="store_true", help="at most five minutes, once, with smaller sizes")
+    parser.add_argument("--quick", action="store_true", help="some six minutes, once, with smaller sizes")
     options = parser.parse_args()
     wanted = [name for name in MEASURES if name in options.only]
     taken = {name: runs for name in wanted if (runs := take(name, quick=options.quick)) is not None}
@@ -76,6 +79,8 @@ def main() -> None:
             if measure in taken
         ]
         write(GROWTH, growth, [label for label, *_ in CURVES])
+        many = lines({name: one["figure"] for name, one in kept(LATEST).items()})
+        write(CARRIED, many, [line["name"] for line in many])
     failed = [name for name in wanted if name not in taken]
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)

@@ -79,6 +79,21 @@ def against_empty(key: str) -> Callable[[Sequence[Run]], list[float]]:
     return of
 
 
+def of_two(key: str) -> Callable[[Sequence[Run]], list[float]]:
+    """A figure of the runs with two processes, as a part of what it is with one."""
+
+    def of(runs: Sequence[Run]) -> list[float]:
+        alone = each(key, processes=1)(runs)
+        return [value / median(alone) for value in each(key, processes=2)(runs)] if alone else []
+
+    return of
+
+
+def by_hosts(key: str) -> Callable[[Sequence[Run]], list[float]]:
+    """A figure of the runs with hosts that prove, however many."""
+    return lambda runs: [run[key] for run in runs if run["size"] > 0]
+
+
 def exponent(key: str, power: int = 1) -> Callable[[Sequence[Run]], list[float]]:
     """The growth of a figure (or of its inverse, with `power` -1) with the size: the slope of a line through the
     medians, both in logarithms. 0: it does not grow, 1: in proportion.
@@ -103,7 +118,7 @@ def curve(runs: Sequence[Run], key: str) -> list[tuple[float, float]]:
 
 
 def _is(run: Run, which: Mapping[str, float]) -> bool:
-    return all(run[name] == value for name, value in which.items())
+    return all(run.get(name) == value for name, value in which.items())
 
 
 MEASURES: Mapping[str, tuple[str, ...]] = {
@@ -115,8 +130,16 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "queue": ("bench.queue",),
     "tree": ("bench.tree",),
     "awaiting": ("bench.awaiting",),
+    "cluster": ("bench.cluster",),
 }
 """The measures, in the order in which they are taken."""
+
+_IN_BLOCK = "shared queue: a reveal in a block"
+
+
+def _provers(hosts: int) -> str:
+    return f"shared queue, {hosts} {'prover' if hosts == 1 else 'provers'}"
+
 
 ROWS: Sequence[Row] = (
     Row("revealing k10, of what raw proofs allow", "backlog-k10", each("ratio"), "≥ 0.95"),
@@ -147,12 +170,48 @@ ROWS: Sequence[Row] = (
     Row("500,000 leaves: path", "tree", largest("path_ms"), "≤ 1", "ms"),
     Row("10,000 awaiting: CPU that they add", "awaiting", largest("added_percent"), "≤ 1", "% of a core"),
     Row("10,000 awaiting: reveals sent in a block", "awaiting", largest("sent_in_a_block"), "≤ 64", "requests"),
+    *(
+        row
+        for hosts in (1, 2, 4, 8)
+        for row in (
+            Row(f"{_provers(hosts)}: CPU of a prover", "cluster", each("prove_cpu", size=hosts), "", "ms/share"),
+            Row(f"{_provers(hosts)}: the server's CPU", "cluster", each("prove_server", size=hosts), "", "ms/share"),
+            Row(f"{_provers(hosts)}: round trips", "cluster", each("prove_trips", size=hosts), "", "a share"),
+        )
+    ),
+    Row("shared queue: taking in, the server's CPU", "cluster", by_hosts("take_server"), "", "ms/share"),
+    Row("shared queue: sending", "cluster", by_hosts("send_per_second"), "", "shares/s"),
+    Row("shared queue: sending, CPU of the sender", "cluster", by_hosts("send_cpu"), "", "ms/share"),
+    Row("shared queue: sending, the server's CPU", "cluster", by_hosts("send_server"), "", "ms/share"),
+    Row("shared queue: sending, round trips", "cluster", by_hosts("send_trips"), "", "a share"),
+    *(
+        row
+        for who, key in (("the first host", "count"), ("each other host", "again"))
+        for row in (
+            Row(f"{_IN_BLOCK}, {who}", "cluster", by_hosts(f"{key}_seconds"), "", "ms/share"),
+            Row(f"{_IN_BLOCK}, {who}, the server's CPU", "cluster", by_hosts(f"{key}_server"), "", "ms/share"),
+            Row(f"{_IN_BLOCK}, {who}, round trips", "cluster", by_hosts(f"{key}_trips"), "", "a share"),
+        )
+    ),
+    Row("shared queue: accepting, 1 process", "cluster", each("per_second", processes=1), "", "shares/s"),
+    Row("shared queue: accepting, 2 processes", "cluster", each("per_second", processes=2), "", "shares/s"),
+    Row("shared queue: accepting, 2 processes, of one's", "cluster", of_two("per_second")),
+    Row("shared queue: accepting, 2 processes, their CPU", "cluster", each("host_ms", processes=2), "", "ms/share"),
+    Row(
+        "shared queue: accepting, 2 processes, the server's CPU",
+        "cluster",
+        each("server_ms", processes=2),
+        "",
+        "ms/share",
+    ),
     Row("growth with the queue: accepting", "queue", exponent("accept_per_second", -1), "≤ 0.1", "exponent"),
     Row("growth with the queue: dispatch", "queue", exponent("dispatch_per_second", -1), "≤ 0.1", "exponent"),
     Row("growth with the queue: start to ready", "queue", exponent("start_ready_s"), "", "exponent"),
     Row("growth with the tree: path", "tree", exponent("path_ms"), "≤ 0.1", "exponent"),
     Row("growth with the tree: restart", "tree", exponent("restore_seconds"), "", "exponent"),
     Row("growth with what awaits: CPU of a block", "awaiting", exponent("cpu_percent"), "≤ 0.1", "exponent"),
+    Row("growth with the provers: CPU of a prover", "cluster", exponent("prove_cpu"), "≤ 0.1", "exponent"),
+    Row("growth with the provers: the server's CPU", "cluster", exponent("prove_server"), "≤ 0.1", "exponent"),
 )
 """The lines, in the issue's order."""
 

@@ -1,4 +1,4 @@
-"""Bring the figures that `make bench` keeps into docs/performance.md, and draw the plot of growth.
+"""Bring what `make bench` keeps into docs/performance.md, and draw the plot of growth.
 
 `python -m scripts.performance_docs` writes both; a test compares them, so figures and document can not part.
 """
@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench import many
 from bench.plot import growth
 from bench.table import ROWS, Row, told
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "images" / "growth.svg"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+PARTS = ("figures", "carried")
 
 
 def table() -> str:
@@ -32,10 +33,13 @@ def _missing(row: Row) -> dict[str, Any]:
 
 
 def render(document: str) -> str:
-    """The document with its table made anew."""
-    head, _, rest = document.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
+    """The document with its tables made anew."""
+    for part, lines in zip(PARTS, (table(), many.table(_read("carried.json"))), strict=True):
+        begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+        head, _, rest = document.partition(begin)
+        _, _, tail = rest.partition(end)
+        document = f"{head}{begin}\n\n{lines}\n\n{end}{tail}"
+    return document
 
 
 def picture() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.plot import growth
-from bench.table import MEASURES, ROWS, against_empty, exponent, holds, largest, told
+from bench.table import MEASURES, ROWS, against_empty, by_hosts, each, exponent, holds, largest, of_two, told
 from scripts.performance_docs import DOCUMENT, PICTURE, picture, render
 
 RUNS = [{"size": size, "each": size**0.5, "rate": 1000 / size, "flat": 3.0} for size in (10, 10, 1000, 100_000)]
@@ -66,3 +66,13 @@ def test_the_plot_names_its_curves_and_leaves_out_those_without_points() -> None
     assert "a path &lt; a root" in drawn
     assert drawn.count("<polyline") == 1
     assert "nothing" not in drawn
+
+
+def test_runs_of_several_hosts_and_of_several_processes_stand_beside_each_other() -> None:
+    runs = [{"size": 1, "cost": 2.0}, {"size": 8, "cost": 3.0}]
+    runs += [{"size": 0, "processes": 1, "rate": 10.0}, {"size": 0, "processes": 2, "rate": 15.0}]
+    assert each("cost", size=8)(runs) == [3.0]
+    assert each("rate", processes=1)(runs) == [10.0]
+    assert by_hosts("cost")(runs) == [2.0, 3.0]
+    assert of_two("rate")(runs) == [pytest.approx(1.5)]
+    assert of_two("rate")(runs[:2]) == []

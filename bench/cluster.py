@@ -1,0 +1,163 @@
+"""What it costs several hosts to share a queue in PostgreSQL: `python -m bench.cluster [--quick]`.
+
+With 1, 2, 4 and 8 hosts that prove (`bench.cluster_host`: the product's loop, a stand-in for the prover), in every run:
+CPU of the hosts and of the server's processes, and waits for an answer of it, for each share that is taken in, proven,
+sent, and counted. Then how many shares a second one and two processes take in that share a queue, the real service with
+a chain of its own (`bench.cluster_accept`). The server, the hosts and the load are on the same cores. JSON on standard
+output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from secrets import token_hex
+from time import time
+from typing import Any
+
+from bench.cluster_accept import taken
+from bench.cluster_host import ROUND, Cost, server_cpu, store_of
+from bench.filling import SPREAD_SECONDS, shares
+from helper.share import ShareState
+from helper.store.postgres import PostgresStore
+from tests.support.postgres import Cluster
+
+HOSTS = (1, 2, 4, 8)
+CALLERS = 64
+"""Shares that are taken in at once."""
+MILLI = 1000.0
+SHARES = 200
+"""Shares of each host that proves."""
+
+
+class Host:
+    """A process of `bench.cluster_host`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._words, self._lines = process, process.stdin, process.stdout
+
+    def say(self) -> None:
+        """Have it begin, or end."""
+        self._words.write(b"\n")
+
+    async def told(self) -> dict[str, float]:
+        """What it found."""
+        while line := await self._lines.readline():
+            if line.startswith(b"{"):
+                found: dict[str, float] = json.loads(line)
+                return found
+        raise SystemExit("a host has ended early")
+
+
+@asynccontextmanager
+async def host(what: str, cluster: Cluster, schema: str, name: str) -> AsyncIterator[Host]:
+    """A host that has opened the queue; gone afterwards."""
+    words = ("bench.cluster_host", what, cluster.address, schema, name, str(server_pid(cluster)))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, stdin=pipe, stdout=pipe)
+    try:
+        assert process.stdout is not None
+        if not await process.stdout.readline():
+            raise SystemExit("a host did not start")
+        yield Host(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def server_pid(cluster: Cluster) -> int:
+    """The process id of the server."""
+    return int((cluster.data / "postmaster.pid").read_text().split()[0])
+
+
+async def take(store: PostgresStore, number: int) -> None:
+    """Take so many shares in that are due."""
+    now = time()
+    coming = shares(ROUND, 0, number, int(now) - SPREAD_SECONDS)
+
+    async def caller() -> None:
+        for share, nullifier in coming:
+            await store.enqueue(share, nullifier, now=now)
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+
+
+async def coordination(cluster: Cluster, cost: Cost, provers: int, number: int) -> dict[str, float]:
+    """One run: so many hosts that prove, each so many shares; milliseconds, and waits, a share."""
+    schema, total = f"bench_{token_hex(6)}", provers * number
+    store = store_of(cluster.address, schema, "takes")
+    await store.open()
+    try:
+        cost.begin()
+        await take(store, total)
+        found = {f"take_{name}": value / total for name, value in cost.end().items()}
+        async with AsyncExitStack() as stack:
+            hosts = [
+                await stack.enter_async_context(host("prove", cluster, schema, f"prover {one}"))
+                for one in range(provers)
+            ]
+            used = server_cpu(server_pid(cluster))
+            for one in hosts:
+                one.say()
+            await until_prepared(store, total)
+            used = server_cpu(server_pid(cluster)) - used
+            for one in hosts:
+                one.say()
+            told = [await one.told() for one in hosts]
+        found |= {f"prove_{name}": sum(one[name] for one in told) / total for name in ("cpu", "trips")}
+        found |= {"prove_server": used / total, "prove_per_second": provers * total / sum(o["seconds"] for o in told)}
+        async with host("send", cluster, schema, "sends") as sender:
+            found |= await sender.told()
+    finally:
+        await store.close()
+    times = ("cpu", "server", "seconds")
+    in_ms = {name: value * MILLI if name.rpartition("_")[2] in times else value for name, value in found.items()}
+    return {"size": provers, **in_ms, "send_per_second": 1 / found["send_seconds"]}
+
+
+async def until_prepared(store: PostgresStore, total: int) -> None:
+    """Wait until so many messages are kept."""
+    while (await store.counts())[ROUND].get(ShareState.BROADCAST, 0) < total:
+        await asyncio.sleep(0.2)
+
+
+async def measure(runs: int, number: int, votes: int, seconds: int) -> list[dict[str, Any]]:
+    """Every run with every number of hosts."""
+    cluster, found = Cluster(), list[dict[str, Any]]()
+    try:
+        cluster.start()
+        server = server_pid(cluster)
+        cost = Cost(server)
+        for run in range(runs):
+            for provers in HOSTS:
+                print(f"{provers} hosts that prove: run {run + 1}", file=sys.stderr)
+                found.append(await coordination(cluster, cost, provers, number))
+            for processes in (1, 2):
+                print(f"{processes} processes that take shares: run {run + 1}", file=sys.stderr)
+                found.append(
+                    {"size": 0, "processes": processes, **await taken(cluster, server, processes, votes, seconds)}
+                )
+    finally:
+        cluster.remove()
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one run with a fifth of the shares")
+    options = parser.parse_args()
+    runs, number, votes, seconds = (1, SHARES // 5, 480, 1) if options.quick else (options.runs, SHARES, 960, 2)
+    print(json.dumps({"name": "cluster", "runs": asyncio.run(measure(runs, number, votes, seconds))}))
+
+
+if __name__ == "__main__":
+    main()

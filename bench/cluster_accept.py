@@ -1,0 +1,101 @@
+"""How many shares a second several processes take in that share a queue: the part of `bench.cluster` with the service.
+
+Each process has a load generator of its own, and all of them post at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import httpx
+
+from bench.accept import CONNECTIONS, ROUND_SECONDS, bodies, load, voted
+from bench.cluster_host import server_cpu
+from tests.support.devnet import Chain
+from tests.support.harness import STAND_IN, Helper
+from tests.support.listeners import cpu_seconds
+from tests.support.postgres import Cluster
+
+
+async def taken(cluster: Cluster, server: int, processes: int, votes: int, seconds: int) -> dict[str, float]:
+    """One run.
+
+    Args:
+        cluster: the database.
+        server: its process id.
+        processes: how many take shares.
+        votes: how many votes' shares there are to post, more than are taken in the time.
+        seconds: how long they are posted.
+
+    Returns:
+        Shares a second, the worst of the processes' p99 in milliseconds, and milliseconds of CPU a share.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with httpx.AsyncClient(timeout=30) as http, contextlib.AsyncExitStack() as stack:
+            chain = Chain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
+            await chain.start()
+            stack.push_async_callback(chain.kill)
+            round_id = await chain.open_round(seconds=ROUND_SECONDS)
+            lines = bodies(await voted(chain, round_id, votes))
+            hosts = []
+            for one in _hosts(folder, http, chain, cluster, processes):
+                await one.start()
+                stack.push_async_callback(one.kill)
+                await one.ready()
+                hosts.append(one)
+            each = len(lines) // processes
+            posted = []
+            for number, one in enumerate(hosts):
+                mine = lines[number * each : (number + 1) * each]
+                await _knows_round(one, mine[0])
+                posted.append(folder / f"bodies {number}")
+                posted[-1].write_text("\n".join(mine[1:]) + "\n")
+            used = [cpu_seconds(one.pid) for one in hosts] + [server_cpu(server)]
+            told = await asyncio.gather(
+                *(
+                    load(one.url, file, CONNECTIONS // processes, seconds)
+                    for one, file in zip(hosts, posted, strict=True)
+                )
+            )
+            now = [cpu_seconds(one.pid) for one in hosts] + [server_cpu(server)]
+    rate = sum(one["per_second"] for one in told)
+    spent = [1000 * (after - before) / (rate * seconds) for before, after in zip(used, now, strict=True)]
+    return {
+        "per_second": rate,
+        "p99_ms": max(one["p99_ms"] for one in told),
+        "host_ms": sum(spent[:-1]),
+        "server_ms": spent[-1],
+    }
+
+
+def _hosts(folder: Path, http: httpx.AsyncClient, chain: Chain, cluster: Cluster, number: int) -> list[Helper]:
+    """Hosts that take shares for one queue, not started yet."""
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text(token_hex(32))
+    store: dict[str, Any] = {"url": cluster.address, "key_file": str(keys), "schema_name": f"taken_{token_hex(6)}"}
+    made = []
+    for one in range(number):
+        place = folder / f"host {one}"
+        place.mkdir()
+        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+        settings["store"] = {**store, "host": f"host {one}"}
+        made.append(Helper(place, http, chain, program=STAND_IN, helper={"role": "api"}, **settings))
+    return made
+
+
+async def _knows_round(host: Helper, body: str) -> None:
+    """Post a share until it is taken: the host has the round and its tree by then."""
+    async with host.patience("takes a share"):
+        while True:
+            answer = await host.post(json.loads(body))
+            if answer.status_code == 200:
+                return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,246 @@
+"""One host of `bench.cluster`: `python -m bench.cluster_host prove|send ADDRESS SCHEMA NAME SERVER_PID`.
+
+`prove` works the queue with the product's own loop and a stand-in for the prover, from the first line on standard input
+to the second. `send` has all that is prepared sent by the product's own broadcaster to a stand-in for a node, and then
+counted in blocks, each of them by two hosts. What it cost goes to standard output as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+
+from helper.broadcast import Broadcaster
+from helper.chain.message import RevealMessage
+from helper.chain.outcome import Outcome, Verdict
+from helper.clock import SystemClock
+from helper.lease.keeper import LeaseKeeper
+from helper.lease.shared import SharedLease
+from helper.processor import Gate, Processor
+from helper.store.base import PreparedReveal, QueuedShare
+from helper.store.postgres import PostgresStore
+from helper.store.postgres.seals import Seals
+from helper.telemetry.stats import Stats
+from tests.support.process import children
+
+ROUND = bytes(range(32))
+CORES = 2
+"""Proofs that one host makes at once."""
+PROOF_SECONDS = 0.18
+NODE_SECONDS = 0.01
+"""How long the stand-in for a node takes to answer."""
+BLOCK = 256
+"""Reveals that fit a block."""
+PROOF_BYTES = 4_000
+NANO = 1e9
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Cost:
+    """What this process and the database's server spend between `begin` and `end`.
+
+    Args:
+        server: the process id of the server, whose children work for its connections.
+    """
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        self.trips = 0
+        for kind, name in ((psycopg.Connection, "wait"), (psycopg.AsyncConnection, "wait")):
+            setattr(kind, name, self._counted(getattr(kind, name)))
+        self.begin()
+
+    def _counted(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(wait)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.trips += 1
+            return wait(*args, **kwargs)
+
+        return counted
+
+    def begin(self) -> None:
+        """Spend from here on."""
+        self._trips, self._began = self.trips, time.perf_counter()
+        self._cpu, self._server_cpu = time.process_time(), server_cpu(self._server)
+
+    def end(self) -> dict[str, float]:
+        """Seconds of the clock and of CPU, here and at the server, and waits for an answer."""
+        return {
+            "seconds": time.perf_counter() - self._began,
+            "cpu": time.process_time() - self._cpu,
+            "server": server_cpu(self._server) - self._server_cpu,
+            "trips": self.trips - self._trips,
+        }
+
+
+def server_cpu(pid: int) -> float:
+    """CPU seconds of a server: its own, those of its children, and those of children that have ended."""
+    about = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    ended = sum(map(int, about[13:15])) / _TICKS
+    living = (_read(f"/proc/{one}/schedstat").split() for one in (pid, *children(pid)))
+    return ended + sum(int(words[0]) for words in living if words) / NANO
+
+
+def _read(path: str) -> str:
+    """What a file of /proc says; nothing where its process has ended."""
+    try:
+        return Path(path).read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def store_of(address: str, schema: str, host: str) -> PostgresStore:
+    """A host's store."""
+    return PostgresStore(address, seals=Seals([b"s" * 32]), host=host, schema=schema)
+
+
+def message_of(one: QueuedShare) -> PreparedReveal:
+    """A message as long as a real one."""
+    message = RevealMessage(
+        nullifier=one.nullifier,
+        enc_share=one.share.c1 + one.share.c2,
+        proposal_id=one.share.proposal_id,
+        vote_decision=one.share.vote_decision,
+        proof=random.randbytes(PROOF_BYTES),
+        round_id=ROUND,
+        anchor_height=100,
+    )
+    return PreparedReveal(message.to_tx(), message.tx_hash(), anchor_height=100, circuit="k10", height=101)
+
+
+class StandIn:
+    """What proves, so many at once, in a proof's time and without its work."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._cores = asyncio.Semaphore(CORES)
+
+    async def prove(self, queued: QueuedShare) -> bool:
+        """Make the message, and have it kept."""
+        async with self._cores:
+            await asyncio.sleep(PROOF_SECONDS)
+        return await self._store.prepare(queued.id, message_of(queued))
+
+
+async def prove(store: PostgresStore, cost: Cost) -> dict[str, float]:
+    """Work the queue between two lines on standard input."""
+    revealer: Any = StandIn(store)
+    processor = Processor(
+        store=store,
+        revealer=revealer,
+        broadcaster=None,
+        retention=None,
+        gate=lambda: Gate(frozenset({ROUND}), math.inf),
+        slots=CORES,
+        clock=SystemClock(),
+        stats=Stats(),
+        longest_sleep=1.0,
+    )
+    await asyncio.to_thread(sys.stdin.readline)
+    cost.begin()
+    working = asyncio.create_task(processor.run())
+    await asyncio.to_thread(sys.stdin.readline)
+    found = cost.end()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return found
+
+
+class Node:
+    """A chain's node that takes every reveal, and all that the broadcaster asks of nodes."""
+
+    def __init__(self) -> None:
+        self.head = SimpleNamespace(height=100)
+        self.fresh = [SimpleNamespace(name="node", client=self)]
+
+    async def broadcast(self, message: RevealMessage) -> Outcome:  # noqa: ARG002 - it takes any
+        """Take it."""
+        await asyncio.sleep(NODE_SECONDS)
+        return Outcome(Verdict.ACCEPTED)
+
+    def made_since(self, when: float) -> bool:  # noqa: ARG002 - blocks come all the time
+        """A block is always newer than what was sent."""
+        return True
+
+    async def accepted(self, circuit: str) -> None:
+        """As `CircuitChoice` hears of it."""
+
+
+async def send(store: PostgresStore, cost: Cost) -> dict[str, float]:
+    """Send all that is prepared, then have it counted."""
+    clock, node = SystemClock(), Node()
+    lease = SharedLease(store, clock=clock)
+    keeper = LeaseKeeper(lease, clock=clock, standby=False, changed=lambda: None)
+    await keeper.begin()
+    keeping = asyncio.create_task(keeper.run())
+    anything: Any = node
+    broadcaster = Broadcaster(
+        store=store,
+        trees=anything,
+        endpoints=anything,
+        verifier=anything,
+        circuits=anything,
+        attempts=anything,
+        clock=clock,
+        stats=Stats(),
+        lease=lease,
+    )
+    prepared = await store.unconfirmed()
+    cost.begin()
+    await broadcaster.send_new()
+    found = {f"send_{name}": value / len(prepared) for name, value in cost.end().items()}
+    spent = [(one.round_id, one.nullifier) for one in prepared]
+    for what in ("count", "again"):
+        cost.begin()
+        counted = await count(store, spent)
+        if counted != (len(spent) if what == "count" else 0):
+            raise SystemExit(f"{counted} of {len(spent)} shares were confirmed")
+        found |= {f"{what}_{name}": value / len(spent) for name, value in cost.end().items()}
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    return found
+
+
+async def count(store: PostgresStore, spent: Sequence[tuple[bytes, bytes]]) -> int:
+    """Apply blocks with these reveals; how many shares were confirmed by them."""
+    confirmed = 0
+    for height, at in enumerate(range(0, len(spent), BLOCK), 101):
+        confirmed += len(await store.apply_block(height, spent[at : at + BLOCK], now=time.time()))
+    return confirmed
+
+
+async def main() -> None:
+    """Be a host."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["prove", "send"])
+    parser.add_argument("address")
+    parser.add_argument("schema")
+    parser.add_argument("name")
+    parser.add_argument("server", type=int)
+    options = parser.parse_args()
+    store = store_of(options.address, options.schema, options.name)
+    cost = Cost(options.server)
+    await store.open()
+    try:
+        print("open", flush=True)
+        found = await (prove if options.what == "prove" else send)(store, cost)
+        print(json.dumps(found), flush=True)
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
