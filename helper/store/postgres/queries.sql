@@ -26,7 +26,8 @@ SELECT 1 FROM claims WHERE share_id = %s AND fence = %s;
 
 -- name: lapsed
 SELECT c.share_id FROM claims c JOIN shares s ON s.id = c.share_id
-WHERE c.until < clock_timestamp() ORDER BY c.until LIMIT %s FOR UPDATE OF s, c SKIP LOCKED;
+WHERE c.until < clock_timestamp() AND c.fence <> ALL (%(held)s)
+ORDER BY c.until LIMIT %(limit)s FOR UPDATE OF s, c SKIP LOCKED;
 
 -- name: left_behind
 SELECT s.id FROM shares s LEFT JOIN claims c ON c.share_id = s.id
@@ -109,7 +110,9 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row
 INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING;
 
 -- name: add_count
-INSERT INTO counters (round_no, state, part, n) VALUES (%s, %s, pg_backend_pid(), %s)
+INSERT INTO counters (round_no, state, part, n)
+SELECT given.round_no, given.state, pg_backend_pid(), given.n
+FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS given (round_no, state, n)
 ON CONFLICT (round_no, state, part) DO UPDATE SET n = counters.n + excluded.n;
 
 -- name: counts
@@ -271,7 +274,7 @@ WHERE s.id = %s AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 -- ---------------------------------------------------------------- the chain's word
 
 -- name: add_spent
-INSERT INTO spent (round_no, nullifier) VALUES (%s, %s) ON CONFLICT DO NOTHING;
+INSERT INTO spent (round_no, nullifier) SELECT * FROM unnest(%s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING;
 
 -- name: shares_of_nullifier
 SELECT id FROM shares WHERE tag = ANY (%s) ORDER BY id;

@@ -85,10 +85,14 @@ class PgTx(Tx):
         return self.sealing.inward(name, cursor.fetchall())
 
     def many(self, name: str, rows: Iterable[Params]) -> None:
-        """Run a named statement once a row, without waiting for each answer."""
-        self.changes += 1
-        with self.conn.cursor() as cursor:
-            cursor.executemany(statements()[name], [self.sealing.outward(name, row) for row in rows])
+        """Run a named statement that takes all rows at once, each column as an array.
+
+        Not one statement a row: after several in one go (a pipeline, as `executemany` makes) PostgreSQL 15 does not
+        watch for how long it hears nothing within a transaction, and a host that is stopped there would keep its locks.
+        """
+        columns = tuple(list(column) for column in zip(*rows, strict=True))
+        if columns:
+            self.run(name, columns)
 
     def new_id(self) -> int:
         """The number of the next share; those that a host took and did not use are left out."""
@@ -138,15 +142,20 @@ class PgTx(Tx):
         self._laid.add(share_id)
 
     def holds(self, row: ShareRow) -> bool:
-        """Whether the claim on a share that is being proven is this host's."""
-        if row.state != ShareState.WITNESSED:
-            return True
+        """Whether the claim on a share is this host's. One that it has in hand and another put back is not, nor is it
+        when nobody has taken it up again yet.
+        """
         fence = self._taken.get(row.id, None if row.id in self._laid else self.hands.fences.get(row.id))
-        return fence is not None and self.one("holds", (row.id, fence)) is not None
+        if fence is None:
+            return row.state != ShareState.WITNESSED
+        return self.one("holds", (row.id, fence)) is not None
 
     def lapsed(self, limit: int) -> list[int]:
-        """Shares whose lease is over."""
-        return [row[0] for row in self.all("lapsed", (limit,))]
+        """Shares whose lease is over; this host's own only where it does not know of them: it would be at work on
+        them still, and renews the others.
+        """
+        held = list(self.hands.fences.values())
+        return [row[0] for row in self.all("lapsed", {"limit": limit, "held": held})]
 
     def left_behind(self, limit: int) -> list[int]:
         """Shares that this host had in hand when it ended, and those whose lease is over."""

@@ -321,8 +321,54 @@ async def test_a_host_that_comes_back_too_late_changes_nothing(join: Join, place
     assert sent.prepared == reveal(2)
 
 
+@pytest.mark.parametrize("name", STALE)
+async def test_what_another_host_has_put_back_is_nobodys_to_change(join: Join, place: PostgresPlace, name: str) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1)
+    (mine,) = await claim(one)
+    run_out(place)
+    assert await two.claim_due(now=NOW, limit=1, rounds=[]) == []  # it takes back, and up nothing
+    kept = [place.rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
+    assert place.rows("SELECT * FROM claims") == []
+
+    assert not await STALE[name](one, mine.id)
+
+    assert [place.rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == kept
+    (again,) = await claim(one)
+    assert await one.prepare(again.id, reveal(1))
+
+
+async def test_a_host_goes_on_with_what_it_has_in_hand_after_its_own_lease_if_nobody_took_it(
+    join: Join, place: PostgresPlace
+) -> None:
+    one = await join("one")
+    await put(one, 1)
+    (mine,) = await claim(one)
+    run_out(place)
+    assert await claim(one) == []
+    assert await one.prepare(mine.id, reveal(1))
+
+
+async def test_a_claim_that_its_own_host_does_not_know_of_ends_with_its_lease(join: Join, place: PostgresPlace) -> None:
+    one = await join("one")
+    await put(one, 1)
+    (mine,) = await claim(one)
+    one._hands.fences.clear()  # the commit's answer was lost
+    assert await claim(one) == []
+    run_out(place)
+    (again,) = await claim(one)
+    assert again.id == mine.id
+
+
+STOPPED: dict[str, Callable[[PgTx], object]] = {
+    "after a statement": lambda tx: tx.share(1),
+    "after many at once": lambda tx: tx.many("add_count", [(1, 0, 1), (1, 1, -1), (1, 4, 0)]),
+}
+
+
+@pytest.mark.parametrize("where", STOPPED)
 async def test_a_host_that_is_stopped_in_a_transaction_holds_up_nobody(
-    join: Join, place: PostgresPlace, clock: FakeClock
+    join: Join, place: PostgresPlace, clock: FakeClock, where: str
 ) -> None:
     two = await join("two")
     stopped, go_on = threading.Event(), threading.Event()
@@ -330,6 +376,7 @@ async def test_a_host_that_is_stopped_in_a_transaction_holds_up_nobody(
     def stop_within(tx: PgTx) -> None:
         tx.beside()
         assert tx.share(1) is not None
+        STOPPED[where](tx)
         stopped.set()
         go_on.wait(PATIENCE)
 
