@@ -24,6 +24,7 @@ NAMES = (
     "eavesdropper",
     "hostile",
     "hosts",
+    "roles",
     "lease",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
