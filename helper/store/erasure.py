@@ -15,7 +15,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.store.failure import is_full
-from helper.store.scrub import scrub_pages, wal_pages
+from helper.store.scrub import WAL_HEADER, note_stale, scrub_pages
 
 log = structlog.get_logger("helper.store")
 
@@ -35,8 +35,10 @@ SLICE: Final = 1000
 """Pages, some milliseconds' worth: wallets wait no longer."""
 SLICE_PAUSE: Final = 0.01
 """Seconds between two slices when the writer has nothing to do."""
-PAGES_PER_SCRUB: Final = 4096
-"""Written pages after which gaps are scrubbed even when nothing was deleted, so that it never takes long."""
+PAGES_PER_SCRUB: Final = 1024
+"""Pages with stale bytes in their gaps after which these are scrubbed even when nothing was deleted, so that it never
+takes long.
+"""
 
 
 class Eraser:
@@ -60,7 +62,9 @@ class Eraser:
         # every connection of the process is closed.
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page_size = int(conn.execute("PRAGMA page_size").fetchone()[0])
-        self._written: set[int] = set()
+        self._stale: set[int] = set()  # pages of the file that have, or may have, stale bytes in their gaps
+        self._seen = (b"", 0)  # the WAL's header, and how many frames after it were looked at
+        self._cached = False  # the connection's cache may hold stale bytes that the file has no more
         self._last_changes = 0
         self._since: float | None = None
         self._unseen = 0  # pages, from the first on, that a crashed process may have left stale bytes in
@@ -114,7 +118,7 @@ class Eraser:
         self.note_deleted()
         count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
         self._unseen = max(0, count - PAGES_AT_ONCE)
-        self._written.update(range(self._unseen + 1, count + 1))
+        self._stale.update(range(self._unseen + 1, count + 1))
         try:
             self._try_checkpoint(truncate=True)
         except (sqlite3.Error, OSError) as error:
@@ -124,7 +128,7 @@ class Eraser:
 
     def finish(self) -> None:
         """Erase what is still to be erased, before the connection is closed."""
-        if self.pending or self._written or self._conn.total_changes != self._last_changes:
+        if self.pending or self._stale or self._conn.total_changes != self._last_changes:
             self._checkpoint(truncate=True)
 
     def close(self) -> None:
@@ -152,15 +156,16 @@ class Eraser:
         self._last_changes = self._conn.total_changes
         _, frames, done = self._conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if frames > 0:
-            self._note_written(frames)
+            self._note_stale(frames)
         if done != frames:
             return False  # a reader holds an older state; the rest follows when it is gone
         self._see_some()
-        if truncate or len(self._written) >= PAGES_PER_SCRUB:
-            self._scrub()
-        if truncate and not self._truncate():
-            return False
+        if truncate or len(self._stale) >= PAGES_PER_SCRUB:
+            self._scrub(self._stale)
         if truncate:
+            self._forget_cached()
+            if not self._truncate():
+                return False
             self._since = None
             self.erasures += 1
         return True
@@ -170,24 +175,39 @@ class Eraser:
         rest = max(0, self._unseen - SLICE)
         if self._unseen:
             self._scrub(set(range(rest + 1, self._unseen + 1)))
+            self._forget_cached()
         self._unseen = rest
 
-    def _note_written(self, frames: int) -> None:
-        fd = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
+    def _note_stale(self, frames: int) -> None:
+        """Look at the frames that are new since the last time; a WAL that was begun anew has another header."""
         try:
-            self._written |= wal_pages(fd, frames, self._page_size)
-        finally:
-            os.close(fd)
+            fd = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                head = os.pread(fd, WAL_HEADER, 0)
+                first = self._seen[1] if self._seen[0] == head else 0
+                note_stale(self._stale, fd, range(min(first, frames), frames), self._page_size)
+                self._seen = (head, frames)
+            finally:
+                os.close(fd)
+        except OSError:
+            # The next commit may begin the WAL anew, and which pages it held is not known: all are looked through.
+            self._unseen = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
+            raise
 
-    def _scrub(self, pages: set[int] | None = None) -> None:
-        pages = self._written if pages is None else pages
+    def _scrub(self, pages: set[int]) -> None:
         # After a failed fsync the kernel shows zeros that may not be on the disk: they are written again.
         cleaned = scrub_pages(self._fd, pages, self._page_size, again=self._failed)
         pages.clear()
-        if cleaned:
-            # The connection's cache still holds these pages with their gaps: it must read them anew.
+        self._cached = self._cached or cleaned > 0
+        self.gaps += cleaned
+
+    def _forget_cached(self) -> None:
+        """Have the connection read anew what it holds of pages that were scrubbed: with them it would write their gaps
+        again, and what was in a gap may be deleted now. While nothing is, the cache is worth more.
+        """
+        if self._cached:
             self._conn.execute("PRAGMA shrink_memory")
-            self.gaps += cleaned
+            self._cached = False
 
     def _truncate(self) -> bool:
         """Empty the WAL without waiting for readers: the thread must not stand still."""

@@ -13,7 +13,7 @@ from helper.share import ShareState
 from helper.store import SqliteStore, erasure
 from helper.store.opening import open_database
 from helper.store.queries import schema
-from helper.store.scrub import gap_of, scrub_pages
+from helper.store.scrub import gap_of, note_stale, scrub_pages
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import (
     NOW,
@@ -29,6 +29,8 @@ from tests.unit.store.parts import (
     reveal,
     rows,
 )
+
+PAGE = 4096
 
 
 def witness(one: Posted) -> list[bytes]:
@@ -247,16 +249,90 @@ async def test_after_an_end_before_all_was_scrubbed_the_next_start_begins_anew(
     assert Path(f"{path}.lock").read_bytes() == b"open\n"
 
 
+def leaf(content: bytes = b"", *, gap: bytes = b"") -> bytes:
+    """A leaf of a b-tree without cells that tells of `content` at its end, and has `gap` before that."""
+    head = b"\x0d\x00\x00\x00\x00" + (PAGE - len(content)).to_bytes(2, "big") + b"\x00"
+    return head + bytes(PAGE - len(head) - len(content) - len(gap)) + gap + content
+
+
+def test_the_newest_copy_of_a_page_tells_whether_it_has_stale_bytes(tmp_path: Path) -> None:
+    clean, stale = leaf(b"row"), leaf(b"row", gap=b"old")
+    frames = [(2, stale), (3, clean), (4, stale), (2, clean), (5, bytes(PAGE)), *[(9, clean)] * 20, (6, stale)]
+    wal = tmp_path / "wal"
+    wal.write_bytes(bytes(32) + b"".join(number.to_bytes(4, "big") + bytes(20) + page for number, page in frames))
+
+    found = {3, 7}
+    with wal.open("rb") as file:
+        note_stale(found, file.fileno(), range(3), PAGE)
+        assert found == {2, 4, 7}
+        note_stale(found, file.fileno(), range(3, len(frames)), PAGE)
+        assert found == {4, 6, 7}
+        with pytest.raises(OSError, match="shorter"):
+            note_stale(found, file.fileno(), range(len(frames), len(frames) + 1), PAGE)
+
+
+@pytest.mark.rule("R14")
+@pytest.mark.parametrize("in_between", [False, True])
+def test_bytes_scrubbed_from_the_file_do_not_come_back_from_the_cache(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, *, in_between: bool
+) -> None:
+    """Gaps are also scrubbed while nothing is deleted, and the connection goes on with the pages that it has."""
+    monkeypatch.setattr(erasure, "PAGES_PER_SCRUB", 1)
+    database = open_database(path, clock)
+    conn, eraser = database.tx.conn, database.eraser
+    conn.execute("BEGIN IMMEDIATE")
+    deleted = churn(conn)
+    if in_between:
+        monkeypatch.setattr(erasure, "CHANGES_PER_CHECKPOINT", 1)
+        eraser.tend(idle=False)
+        assert eraser.gaps > 0
+        assert hits(path, deleted)["queue.db-wal"] > 0
+    eraser.note_deleted()
+    eraser.tend(idle=True)
+    assert not eraser.pending
+    assert hits(path, deleted) == {}
+
+    conn.execute("UPDATE meta SET row_check = x'0102030405060708'")  # writes every page anew
+    conn.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    assert hits(path, deleted) == {}
+    database.close()
+
+
+def test_where_the_log_can_not_be_looked_at_all_pages_are_looked_through(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_database(path, clock)
+    conn, eraser = database.tx.conn, database.eraser
+
+    def fail(*_: object) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(erasure, "note_stale", fail)
+        conn.execute("BEGIN IMMEDIATE")
+        deleted = churn(conn)
+        eraser.note_deleted()
+        eraser.tend(idle=True)
+    clock.advance(erasure.RETRY_AFTER_ERROR)
+    conn.execute("INSERT INTO meta VALUES ('new', '', zeroblob(8))")  # which begins the log anew
+    while eraser.pending:
+        eraser.tend(idle=True)
+
+    assert hits(path, deleted) == {}
+    database.close()
+
+
 def test_what_is_no_tree_page_is_left_alone() -> None:
-    assert gap_of(bytes(4096), 7) is None
-    assert gap_of(b"\x0d" + bytes(4095), 7) is None, "content from 65536 on is beyond the page"
-    leaf = bytearray(4096)
-    leaf[0:8] = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
-    assert gap_of(bytes(leaf), 7) == (12, 0x0F00)
-    first = bytes(100) + bytes(leaf[:3996])
-    assert gap_of(first, 1) == (112, 0x0F00)
-    leaf[5:7] = b"\x00\x04"
-    assert gap_of(bytes(leaf), 7) is None, "cells over the pointers: a damaged page"
+    assert gap_of(bytes(4096), 7, 0, 4096) is None
+    assert gap_of(b"\x0d" + bytes(4095), 7, 0, 4096) is None, "content from 65536 on is beyond the page"
+    page = bytearray(4096)
+    page[0:8] = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
+    assert gap_of(bytes(page), 7, 0, 4096) == (12, 0x0F00)
+    first = bytes(100) + bytes(page[:3996])
+    assert gap_of(first, 1, 0, 4096) == (112, 0x0F00)
+    page[5:7] = b"\x00\x04"
+    assert gap_of(bytes(page), 7, 0, 4096) is None, "cells over the pointers: a damaged page"
 
 
 def test_the_schema_is_what_the_migrations_lead_to(path: Path, clock: FakeClock) -> None:
