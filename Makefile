@@ -77,6 +77,7 @@ ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size 
 wheel: $(VENV)/.deps ## all that goes to a machine, in dist/: the wheel, its pinned requirements, deploy/
 	$(BIN)/maturin build --release --locked --out dist
 	cp requirements/base.txt dist/requirements.txt
+	cp requirements/postgres.txt dist/requirements-postgres.txt
 	cp -r deploy docs/operations.md dist/
 
 docs: $(VENV)/.native ## regenerate the documents that are made from the code
@@ -91,6 +92,8 @@ pictures: $(VENV)/.native $(WALLET) ## the pictures in docs/images/, of the runn
 lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
 	  --python-version 3.11 pyproject.toml -o requirements/base.txt
+	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --python-version 3.11 --extra postgres -c requirements/base.txt pyproject.toml -o requirements/postgres.txt
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
 	  --python-version 3.11 pyproject.toml requirements/dev.in -o requirements/dev.txt
 	echo uv | $(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \

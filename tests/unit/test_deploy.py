@@ -21,13 +21,17 @@ from helper.config import Config, load
 from helper.config.files import CREDENTIALS, ENV_FILE
 from helper.manager import WALLETS
 from helper.objects.credentials import CREDENTIAL as S3_CREDENTIALS
+from helper.roles import ROLES
 from helper.server import STOP_GRACE
+from helper.store.postgres.link import make_link
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "deploy" / "systemd"
 CONTAINER = ROOT / "deploy" / "container"
 ANALYZE = [found for found in (shutil.which("systemd-analyze"),) if found]
 MOST_EXPOSED = 1.5
+URL = "postgresql://helper@/helper?host=/var/run/postgresql"
+"""Of the database that is a profile."""
 
 
 def settings_of(name: str) -> dict[str, str]:
@@ -107,6 +111,44 @@ def test_the_container_is_nobodys_and_healthy_by_its_own_word() -> None:
     (environment,) = told["ENV"]
     settings = dict(pair.split("=", 1) for pair in environment.split() if pair.startswith("SVOTE_HELPER_"))
     assert load(None, settings).helper.db_path == "/var/lib/svote-helper/queue.db"
+
+
+def test_the_cluster_has_a_profile_for_each_role_and_tells_nobody_more_than_it_needs(tmp_path: Path) -> None:
+    compose: dict[str, Any] = yaml.safe_load((CONTAINER / "compose.cluster.yaml").read_text())
+    services = compose["services"]
+    assert services.keys() - {"database"} == ROLES.keys() - {"all"}
+    assert {name: service["profiles"] for name, service in services.items()} == {name: [name] for name in services}
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+    database = services.pop("database")
+    assert database["network_mode"] == "none"
+    assert "listen_addresses=" in database["command"]
+    assert {volume.split(":")[0] for volume in database["volumes"]} == set(compose["volumes"])
+    secrets = {name: tmp_path / name for name in compose["secrets"]}
+    for name, text in {"store-url": URL, "store-key": "ab" * 32, "operator-token": "t" * 24}.items():
+        secrets.pop(name).write_text(text)
+    assert not secrets
+    for role, service in services.items():
+        assert set(service["secrets"]) == set(compose["secrets"])
+        assert service["memswap_limit"] == service["mem_limit"]
+        settings = {
+            name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value).replace("/run/secrets", str(tmp_path))
+            for name, value in service["environment"].items()
+        }
+        config = load(None, settings)
+        assert (config.helper.role, config.store.url, config.sender.standby) == (role, URL, True)
+        assert make_link(config.store.url, schema="s", host="h")  # no network: nothing to encrypt
+    text = (CONTAINER / "Containerfile").read_text()
+    assert "requirements-postgres.txt" in text
+    assert URL in (CONTAINER / "compose.cluster.yaml").read_text()
+
+
+def test_what_several_hosts_need_is_pinned_beside_what_one_does() -> None:
+    one, several = ((ROOT / "requirements" / name).read_text() for name in ("base.txt", "postgres.txt"))
+    pins = [set(re.findall(r"^([a-z0-9._-]+==\S+)", text, re.MULTILINE)) for text in (one, several)]
+    assert pins[0] < pins[1]
+    assert {pin.partition("==")[0] for pin in pins[1] - pins[0]} == {"psycopg", "psycopg-binary", "psycopg-pool"}
 
 
 def test_compose_gives_it_nothing_to_write_but_its_volume() -> None:
