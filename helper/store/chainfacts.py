@@ -74,16 +74,21 @@ def set_meta(tx: Tx, key: str, value: str) -> None:
 
 def add_spent(tx: Tx, spent: Sequence[Spent], at_ms: int) -> list[int]:
     """Nullifiers that the chain has counted: any share of ours among them becomes a tombstone."""
+    if tx.all_spent(spent):
+        return []
     tx.alone()
+    return _count(tx, spent, at_ms)
+
+
+def _count(tx: Tx, spent: Sequence[Spent], at_ms: int) -> list[int]:
+    """The same where no other host can do so too."""
+    if tx.all_spent(spent):
+        return []  # another host was first, and this one has waited for it
     # All that is public first, and then what goes, by its number: where a database keeps a log of its writes, it does
     # not join one of these to the share that was deleted for it.
     numbers = [(tx.need_round(round_id).no, nullifier) for round_id, nullifier in spent]
     tx.many("add_spent", numbers)
-    ours = sorted(
-        (share_id, round_no, nullifier)
-        for round_no, nullifier in numbers
-        for (share_id,) in tx.all("shares_of_nullifier", (nullifier,))
-    )
+    ours = tx.owners(numbers)
     return [share_id for share_id, round_no, nullifier in ours if _confirm(tx, share_id, round_no, nullifier, at_ms)]
 
 
@@ -119,12 +124,23 @@ def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> None:
 
 
 def apply_block(tx: Tx, height: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
-    """Take in a block's nullifiers and move the cursor to it, never back."""
-    confirmed = add_spent(tx, spent, at_ms)
-    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
-    if cursor is None or int(cursor) < height:
+    """Take in a block's nullifiers and move the cursor to it, never back.
+
+    Every host reads every block: those that come after the first hold up nobody.
+    """
+    if tx.all_spent(spent) and _has_reached(tx, height):
+        return []
+    tx.alone()
+    confirmed = _count(tx, spent, at_ms)
+    if not _has_reached(tx, height):
         set_meta(tx, CURSOR, str(height))
     return confirmed
+
+
+def _has_reached(tx: Tx, height: int) -> bool:
+    """Whether the block at a height, or one above it, was taken in."""
+    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
+    return cursor is not None and int(cursor) >= height
 
 
 # ---------------------------------------------------------------------- trees

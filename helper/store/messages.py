@@ -9,7 +9,7 @@ from helper.share import ShareState
 from helper.store.records import RevealRow, ShareRow, short
 from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.tx import Tx
-from helper.store.work import Move, check_source, load, load_for, move
+from helper.store.work import Move, check_source, load, load_for, move_row
 
 PREPARED: Final = "prepared"
 """What hosts are told when there is a message to send."""
@@ -35,7 +35,8 @@ def prepare(tx: Tx, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool
     # The message first: the schema lets no share be BROADCAST without one.
     tx.run("add_reveal", (*kept[:6], kept.row_check))
     tx.tell(PREPARED)
-    return move(tx, share_id, change) is not None
+    move_row(tx, row, change)
+    return True
 
 
 def mark_sending(tx: Tx, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:

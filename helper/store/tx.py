@@ -16,7 +16,7 @@ from helper.share import ShareKey, ShareState
 from helper.store.failure import IndexDamageError, UnreadableRowError, code_of
 from helper.store.queries import queries
 from helper.store.records import FACTS_KEY, Column, ShareRow, is_sound, row_check
-from helper.store.rows import DamagedShare
+from helper.store.rows import DamagedShare, Spent
 
 UNREADABLE = DamagedShare("", b"", -1)
 """What is told of a share whose row can not be read at all."""
@@ -110,6 +110,10 @@ class Tx(ABC):
         """A share's row as it stands, sound or not, for as long as the transaction; None when there is none."""
 
     @abstractmethod
+    def live(self, share_id: int) -> ShareRow | None:
+        """The same, but None as well when it was set aside."""
+
+    @abstractmethod
     def index_is_wrong(self) -> None:
         """An index named a row that is not what it says: have that mended, or go on if it was."""
 
@@ -122,6 +126,10 @@ class Tx(ABC):
     @abstractmethod
     def alone(self) -> None:
         """From here on no other host takes shares in or changes what the chain has told, until the commit."""
+
+    @abstractmethod
+    def all_spent(self, spent: Sequence[Spent]) -> bool:
+        """Whether another host has told all of these nullifiers, so that there is nothing left to do about them."""
 
     @abstractmethod
     def take_up(self, share_id: int) -> None:
@@ -157,6 +165,14 @@ class Tx(ABC):
         """The first row of a named query, read to its end, or None."""
         rows = self.all(name, params)
         return rows[0] if rows else None
+
+    def owners(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+        """Shares that have one of these nullifiers, by number, each with the round's number and the nullifier."""
+        return sorted(
+            (share_id, round_no, nullifier)
+            for round_no, nullifier in spent
+            for (share_id,) in self.all("shares_of_nullifier", (nullifier,))
+        )
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
         """Number and key of a round, None when nothing of it is kept."""
@@ -245,6 +261,10 @@ class SqliteTx(Tx):
     def alone(self) -> None:
         """Nothing to do."""
 
+    def all_spent(self, spent: Sequence[Spent]) -> bool:  # noqa: ARG002
+        """There is no other host."""
+        return False
+
     def take_up(self, share_id: int) -> None:
         """Nothing to do."""
 
@@ -277,8 +297,17 @@ class SqliteTx(Tx):
         Raises:
             UnreadableRowError: SQLite can not read it; the writer sets it aside and tries anew.
         """
-        if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,):
-            return None
+        return None if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,) else self._read(share_id)
+
+    def live(self, share_id: int) -> ShareRow | None:
+        """The same, but None as well when it was set aside.
+
+        Raises:
+            UnreadableRowError: as above.
+        """
+        return None if self.one("is_set_aside", (share_id,)) is not None else self._read(share_id)
+
+    def _read(self, share_id: int) -> ShareRow | None:
         try:
             found = self.one("share_by_id", (share_id,))
         except sqlite3.DatabaseError as error:

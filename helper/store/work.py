@@ -163,11 +163,18 @@ def move(tx: Tx, share_id: int, change: Move) -> ShareRow | None:
         StoreError: the share stands in a state from which this move is not meant.
     """
     row = load_for(tx, share_id, change)
-    if row is None:
-        return None
+    return None if row is None else move_row(tx, row, change)
+
+
+def move_row(tx: Tx, row: ShareRow, change: Move) -> ShareRow:
+    """Move a share whose row `load_for` has given in this transaction; the row after it.
+
+    Raises:
+        StoreError: the share stands in a state from which this move is not meant.
+    """
     was = check_source(row, change)
     if was is ShareState.BROADCAST and change.target is ShareState.RECEIVED:
-        tx.run("drop_reveal", (share_id,))
+        tx.run("drop_reveal", (row.id,))
     moved = row._replace(
         state=change.target.value,
         due_ms=row.due_ms if change.due_ms is None else change.due_ms,
@@ -218,9 +225,7 @@ def _is_ours(tx: Tx, row: ShareRow) -> bool:
 
 def load(tx: Tx, share_id: int, at_ms: int) -> ShareRow | None:
     """A sound row, None when there is none; a damaged one is set aside and counts as none."""
-    if tx.one("is_set_aside", (share_id,)) is not None:
-        return None
-    row = tx.share(share_id)
+    row = tx.live(share_id)
     if row is not None and not row.is_sound(tx.keys.rows):
         tx.set_aside(share_id, row.damaged(), at_ms)
         return None

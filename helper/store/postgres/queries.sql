@@ -150,6 +150,10 @@ INSERT INTO shares (
 -- name: share_by_id
 SELECT k.round_id, s.* FROM shares s JOIN round_keys k ON k.no = s.round_no WHERE s.id = %s FOR UPDATE OF s;
 
+-- name: live_share
+SELECT k.round_id, s.* FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.id = %s AND s.id NOT IN (SELECT share_id FROM damaged) FOR UPDATE OF s;
+
 -- name: due_shares
 SELECT due_ms, rank, id FROM shares
 WHERE round_no = %(round_no)s AND state = 0
@@ -278,6 +282,14 @@ INSERT INTO spent (round_no, nullifier) SELECT * FROM unnest(%s::bigint[], %s::b
 
 -- name: shares_of_nullifier
 SELECT id FROM shares WHERE tag = ANY (%s) ORDER BY id;
+
+-- name: shares_of_tags
+SELECT id, tag FROM shares WHERE tag = ANY (%s);
+
+-- name: known_spent
+SELECT count(*) FROM unnest(%s::bytea[], %s::bytea[]) AS told (round_id, nullifier)
+JOIN round_keys k ON k.round_id = told.round_id
+JOIN spent s ON s.round_no = k.no AND s.nullifier = told.nullifier;
 
 -- name: bury
 INSERT INTO tombstones (round_no, mac) VALUES (%s, %s) ON CONFLICT DO NOTHING;

@@ -59,6 +59,7 @@ class Sealing:
         }
         self._from: dict[str, Callable[[Row], Row]] = {
             "share_by_id": self._share,
+            "live_share": self._share,
             "reveal": self._reveal,
             "round_key": self._round_key,
             "round_keys": self._round_key,
@@ -83,6 +84,10 @@ class Sealing:
         """
         change = self._from.get(name)
         return list(rows) if change is None else [change(row) for row in rows]
+
+    def tags(self, nullifier: bytes) -> list[bytes]:
+        """What the row of a share with this nullifier may have in the place of it."""
+        return self._seals.tags(nullifier)
 
     # ------------------------------------------------------------------ outward
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -14,7 +14,8 @@ from helper.share import ShareState
 from helper.store.postgres.sealing import Sealing
 from helper.store.queries import named
 from helper.store.records import ShareRow
-from helper.store.tx import UNREADABLE, Params, Tx
+from helper.store.rows import Spent
+from helper.store.tx import Params, Tx
 
 IDS_AT_ONCE: Final = 64
 """Numbers of shares that are taken from the database at once."""
@@ -102,10 +103,22 @@ class PgTx(Tx):
 
     def share(self, share_id: int) -> ShareRow | None:
         """A share's row, locked until the end of the transaction."""
-        if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,):
-            return None
         found = self.one("share_by_id", (share_id,))
         return None if found is None else ShareRow(*found)
+
+    def live(self, share_id: int) -> ShareRow | None:
+        """The same, but None as well when it was set aside."""
+        found = self.one("live_share", (share_id,))
+        return None if found is None else ShareRow(*found)
+
+    def owners(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+        """Shares that have one of these nullifiers, found by one question."""
+        by_tag: dict[bytes, list[tuple[int, bytes]]] = {}
+        for one in spent:
+            for tag in self.sealing.tags(one[1]):
+                by_tag.setdefault(tag, []).append(one)
+        found = self.all("shares_of_tags", (list(by_tag),)) if by_tag else []
+        return sorted((share_id, *one) for share_id, tag in found for one in by_tag[tag])
 
     def index_is_wrong(self) -> None:
         """Go on: another host changed the row since it was looked for, or an index needs a REINDEX by its operator."""
@@ -127,6 +140,17 @@ class PgTx(Tx):
         if not self.alone_here:
             raise AloneError
         self.all("alone")
+
+    def all_spent(self, spent: Sequence[Spent]) -> bool:
+        """Whether another host has told all of these, and committed what came of it.
+
+        Nothing takes a share in whose nullifier is spent, so nothing is left to be found later.
+        """
+        told = set(spent)
+        if not told:
+            return True
+        rounds, nullifiers = map(list, zip(*told, strict=True))
+        return self.one("known_spent", (rounds, nullifiers)) == (len(told),)
 
     def take_up(self, share_id: int) -> None:
         """This host works on a share from now on, under a new fence."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from secrets import token_hex
@@ -55,6 +56,15 @@ async def join(place: PostgresPlace, clock: FakeClock, reported: list[DamagedSha
         await one.close()
 
 
+def wait_for_the_lock(place: PostgresPlace) -> None:
+    """Until some host waits to be the only one that takes in what the chain tells."""
+    deadline = time.monotonic() + PATIENCE
+    with place.connect() as conn:
+        while conn.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
 def run_out(place: PostgresPlace) -> None:
     """Let every lease be over, as after a host's long silence."""
     place.change("UPDATE claims SET until = now() - interval '1 second'")
@@ -97,6 +107,36 @@ async def test_the_same_share_posted_to_two_hosts_at_once_is_queued_once(join: J
 
     assert told.count(Enqueued.QUEUED) == told.count(Enqueued.DUPLICATE) == 40
     assert await one.counts() == await two.counts() == {ROUND: {ShareState.RECEIVED: 40}}
+
+
+async def test_a_block_that_another_host_has_taken_in_waits_for_nobody(place: PostgresPlace, join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1)
+    spent = [(ROUND, posted(number).nullifier) for number in (1, 2)]
+    assert len(await one.apply_block(5, spent, now=NOW)) == 1
+
+    with place.connect() as conn:  # as a host that takes the next block in
+        conn.execute("SELECT pg_advisory_lock(hashtext(current_schema()), 1)")
+        async with asyncio.timeout(PATIENCE / 2):
+            assert await two.apply_block(5, spent, now=NOW) == []
+            assert await two.apply_block(4, [], now=NOW) == []
+            assert await two.add_spent(spent) == []
+        held = asyncio.create_task(two.apply_block(6, [(ROUND, posted(3).nullifier), *spent], now=NOW))
+        await asyncio.to_thread(wait_for_the_lock, place)
+        conn.execute("SELECT pg_advisory_unlock_all()")
+    assert await held == []
+    assert await one.is_spent(ROUND, posted(3).nullifier)
+    assert await one.cursor() == 6
+
+
+async def test_a_block_that_all_hosts_read_at_once_is_counted_by_one(join: Join) -> None:
+    hosts = [await join(name) for name in ("one", "two", "three")]
+    await put(hosts[0], *range(30))
+    spent = [(ROUND, posted(number).nullifier) for number in range(30)]
+    found = await asyncio.gather(*(host.apply_block(height, spent, now=NOW) for height in (7, 8) for host in hosts))
+    assert sorted(len(one) for one in found) == [0, 0, 0, 0, 0, 30]
+    assert await hosts[0].counts() == {ROUND: {ShareState.SUBMITTED: 30}}
+    assert await hosts[0].cursor() == 8
 
 
 async def test_a_share_that_comes_while_another_host_sees_it_counted_is_never_left_waiting(join: Join) -> None:
