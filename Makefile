@@ -14,8 +14,8 @@ SYSTEM := strace=strace faketime=faketime
 # database would start it: there they are used only if they are there already.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql)
-# Tests that need the machine for themselves: real proofs against the clock, promises about time, costs, and a browser.
-ALONE := tests/integration/test_demo.py tests/integration/test_speed.py tests/campaign/test_quick_alone.py tests/browser
+# Tests that need the machine for themselves: real proofs against the clock, promises about time, and costs.
+ALONE := tests/integration/test_demo.py tests/integration/test_speed.py tests/campaign/test_quick_alone.py
 # The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
 WALLET := build/browser/keplr.js
@@ -40,8 +40,9 @@ demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with 
 test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(ALONE) tests/browser)
 	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 	@sh scripts/page.sh
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -7,6 +7,7 @@ another host from being worked beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -57,7 +58,8 @@ class Among:
         self._clock = clock
         self._told: str | None = None
         self.skew = SkewWatch(store, clock=clock)
-        self.keeper = LeaseKeeper(lease, clock=clock, standby=standby, changed=changed) if role.sends else None
+        keeping = partial(LeaseKeeper, lease, clock=clock, standby=standby, changed=changed)
+        self.keeper = keeping(fit=lambda: self.off is None) if role.sends else None
 
     async def begin(self) -> None:
         """Before any work: compare the clocks, take the lease.

@@ -19,6 +19,7 @@ TRIES_A_TERM: Final = 10
 """How often a host that waits for the lease asks for it in the time of one."""
 
 NOT_SENT: Final = "nothing is sent from here for now"
+UNFIT: Final = "this machine's clock is not the one that all hosts go by"
 
 
 class LeaseKeeper:
@@ -29,15 +30,23 @@ class LeaseKeeper:
         clock: for the waits.
         standby: wait for as long as another host sends, instead of refusing to run.
         changed: called whenever it was taken.
+        fit: whether this host may send at all. One that may not leaves the lease to others, or has nobody send.
     """
 
     def __init__(
-        self, lease: Lease, *, clock: Clock, standby: bool = False, changed: Callable[[], None] = lambda: None
+        self,
+        lease: Lease,
+        *,
+        clock: Clock,
+        standby: bool = False,
+        changed: Callable[[], None] = lambda: None,
+        fit: Callable[[], bool] = lambda: True,
     ) -> None:
         self._lease = lease
         self._clock = clock
         self._standby = standby
         self._changed = changed
+        self._fit = fit
         self._mine = False
         self._told: str | None = None
 
@@ -71,6 +80,12 @@ class LeaseKeeper:
         patience = self._lease.seconds * (1 + 1 / TRIES_A_TERM)
         answered: float | None = None  # since when it has been answered that it is another's, without a gap
         while True:
+            while not self._fit():
+                self._tell(NOT_SENT, UNFIT, "It takes the lease again once that is over.")
+                if at_once:
+                    return
+                answered = None
+                await self._clock.sleep(self._lease.seconds / TRIES_A_TERM)
             try:
                 if await self._lease.acquire():
                     break
@@ -104,6 +119,9 @@ class LeaseKeeper:
 
     async def _keep(self) -> None:
         await self._clock.sleep(self._lease.seconds / WORDS_A_TERM)
+        if not self._fit():
+            await self._let_go()
+            return
         try:
             self._mine = await self._lease.renew()
             self._told = None

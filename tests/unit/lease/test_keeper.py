@@ -211,3 +211,32 @@ async def test_where_nothing_says_who_had_it_that_is_what_is_told(
             await beginning
     (told,) = logs
     assert (told["reason"], told["advice"]) == ("it is waited for whether another host sends", "This takes 10 s.")
+
+
+async def test_a_host_that_may_not_send_leaves_it_to_others_and_takes_it_again(
+    clock: FakeClock, place: Place, lease: PlacedLease
+) -> None:
+    fit = [False]
+    keeper = LeaseKeeper(lease, clock=clock, standby=True, fit=lambda: fit[-1])
+    await keeper.begin()
+    async with running(keeper) as task:
+        with pytest.raises(AssertionError):
+            await passes(clock, 20, lambda: place.words)  # it does not even ask
+        fit.append(True)
+        await passes(clock, 2, lambda: lease.held)
+        fit.append(False)
+        await passes(clock, 5, lambda: place.words[-1] == "release")
+        assert (place.owner, lease.held) == ("", False)
+        place.owner = "red"
+        fit.append(True)
+        await passes(clock, 20, lambda: place.words.count("acquire") >= 5)
+        place.owner = ""
+        await passes(clock, 2, lambda: lease.held)
+        assert not task.done()
+
+
+async def test_a_host_that_may_not_send_is_not_refused_its_start(
+    clock: FakeClock, place: Place, lease: PlacedLease
+) -> None:
+    await LeaseKeeper(lease, clock=clock, fit=lambda: False).begin()
+    assert place.words == []
