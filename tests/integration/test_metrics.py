@@ -18,6 +18,7 @@ from devnet import ballot
 from tests.support.devnet import Chain
 from tests.support.harness import cast_vote, helping, soon
 from tests.support.process import free_port
+from tests.support.s3 import ENV
 from tests.support.secrets import secrets_of, told_in
 from tests.unit.telemetry.test_metrics import samples
 
@@ -61,7 +62,11 @@ async def test_a_real_run_tells_all_that_dashboard_and_alerts_ask_for(
 ) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     metrics = {"enable": True, "port": int(address.rpartition(":")[2])}
-    async with helping(tmp_path, http, chain, nodes=2, metrics=metrics) as helper:
+    away: dict[str, Any] = {
+        "s3": {"endpoint": f"http://127.0.0.1:{free_port()}"},
+        "archive": {"place": "s3://nobody/here"},
+    }
+    async with helping(tmp_path, http, chain, nodes=2, env=ENV, metrics=metrics, **away) as helper:
         round_id = await chain.open_round()
         first = await cast_vote(chain, helper, round_id)
         waiting = await cast_vote(chain, helper, round_id, proposal=2, times=ballot.same_second(soon(3000)))

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from helper.chain.public import FoundTx
 from helper.cli import db as db_module
 from helper.cli import migrate, queue_acts, queue_transfer
+from helper.cli.proof import Source
 from helper.cli.tx import _told
 from helper.share import ShareState
 from helper.store import SqliteStore
@@ -178,7 +179,7 @@ def test_evidence_and_transactions(machine: Machine, monkeypatch: pytest.MonkeyP
     assert machine("proof verify", "bad.zip", code=1)["reason"]
 
     async def find(*_: object) -> object:
-        return FIRST
+        return FIRST, Source.CHAIN
 
     monkeypatch.setattr("helper.cli.proof._find", find)
     machine("proof export", "ab" * 32, "--output", "b.zip")

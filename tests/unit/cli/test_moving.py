@@ -225,7 +225,8 @@ def test_what_it_refuses_and_how_it_ends(
     here: Setting, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     here.with_store(some)
-    (here.folder / "open.key").touch(0o644)
+    (here.folder / "open.key").touch()
+    (here.folder / "open.key").chmod(0o644)
     (here.folder / "text.db").write_text("not a database, but some notes of somebody's")
     given = [here.address if word == "ADDRESS" else word for word in arguments]
     assert run("db", "copy", *given, "--yes") == code
