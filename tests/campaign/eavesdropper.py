@@ -53,12 +53,16 @@ GRACE = 1.0
 ROOT_EVERY = 2.0
 """Seconds between two roots: more than `GRACE`, so that most reveals have no newer one to be excused by."""
 USUAL = {
+    ("rest", "blocks"),
+    ("rest", "blocks", "rounds", "tree-latest"),
     ("rest", "blocks", "syncing"),
     ("rest", "blocks", "syncing", "rounds", "tree-latest"),
     ("rpc", "status"),
     ("rpc", "status", "block_results"),
 }
-"""What a helper asks at each look at a node. On a machine that stumbles, two looks may run into each other."""
+"""What a helper asks at each look at a node: whether that is catching up only with a new block, or when its word
+is old. On a machine that stumbles, two looks may run into each other.
+"""
 BLOCK = 0.3
 PAGE = 1000
 """Heights that a node tells the leaves of at once."""
