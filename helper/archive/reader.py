@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from helper.archive.names import Entry, bundle_name, find_entry, index_folder, round_of
-from helper.chain.counted import some_at_once
+from helper.at_once import some_at_once
 from helper.errors import EvidenceError
 from helper.evidence import Evidence, unpack
 from helper.objects.base import Bucket

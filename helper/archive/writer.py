@@ -24,8 +24,8 @@ from helper.archive.names import (
     progress_name,
     write_index,
 )
+from helper.at_once import some_at_once
 from helper.chain.client import HeightGoneError
-from helper.chain.counted import some_at_once
 from helper.chain.models import Round
 from helper.chain.public import CountedReveal
 from helper.clock import Clock
@@ -38,6 +38,8 @@ log = structlog.get_logger("helper.archive")
 
 PAUSES: Final = (2.0, 4.0)
 """Seconds before the second and the third try of a write."""
+AT_ONCE: Final = 4
+"""Blocks that are worked on at once, and bundles of one block."""
 LOT: Final = 8
 """Blocks whose bundles are in memory at once."""
 BREATH: Final = 0.05
@@ -203,7 +205,7 @@ class ArchiveWriter:
         for start in range(0, len(heights), LOT):
             lot = [height for height in heights[start : start + LOT] if height not in self._read]
             if lot:
-                await some_at_once(lot, lambda height: self._write_block(height, chain_id))
+                await some_at_once(lot, lambda height: self._write_block(height, chain_id), AT_ONCE)
                 await self._clock.sleep(BREATH)
         rounds: defaultdict[bytes, list[Entry]] = defaultdict(list)
         for height in heights:
@@ -222,7 +224,7 @@ class ArchiveWriter:
                 reveals = await self._blocks.reveals(height)
             except HeightGoneError as error:
                 self._leave_out(height, error)
-        written = await some_at_once(reveals, lambda reveal: self._write_reveal(reveal, chain_id))
+        written = await some_at_once(reveals, lambda reveal: self._write_reveal(reveal, chain_id), AT_ONCE)
         self._read[height] = [one for one in written if one is not None]
 
     async def _write_reveal(self, reveal: CountedReveal, chain_id: str) -> tuple[bytes, Entry] | None:

@@ -4,10 +4,10 @@ transactions.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from hashlib import sha256
 
+from helper.at_once import some_at_once
 from helper.chain.client import HeightGoneError
 from helper.chain.endpoint import Endpoint
 from helper.chain.failover import Endpoints
@@ -100,27 +100,9 @@ class BlockSource:
         if block is None:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-        fates: dict[int, list[Spent] | None] = {}
-        slots = asyncio.Semaphore(_TX_AT_ONCE)
-        problems: list[ChainError] = []
-
-        async def ask(number: int, tx: bytes) -> None:
-            async with slots:
-                if problems:
-                    return
-                try:
-                    fates[number] = await self._counted(endpoint, tx, height)
-                except ChainError as error:
-                    problems.append(error)
-
-        async with asyncio.TaskGroup() as group:
-            for number, tx in enumerate(reveals):
-                group.create_task(ask(number, tx))
-        if problems:
-            raise problems[0]
+        fates = await some_at_once(reveals, lambda tx: self._counted(endpoint, tx, height), _TX_AT_ONCE)
         spent: list[Spent] = []
-        for number in range(len(reveals)):
-            fate = fates[number]
+        for fate in fates:
             if fate is None:
                 return None
             spent += fate

@@ -6,21 +6,21 @@ questions go over connections of their own and set no node aside: whoever reads 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Final, TypeVar
 
 import anyio
 import httpx
 
+from helper.at_once import some_at_once
 from helper.chain.client import ChainClient
 from helper.chain.failover import Endpoints
 from helper.chain.http import TIMEOUT
 from helper.chain.onlooker import Onlooker
 from helper.chain.public import CountedReveal, reveal_in
-from helper.errors import ChainAnswerError, ChainUnavailable, HelperError
+from helper.errors import ChainAnswerError, ChainUnavailable
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 AT_ONCE: Final = 4
@@ -74,7 +74,7 @@ class CountedBlocks:
         if block is None:
             raise ChainUnavailable(f"block {height}: the node that was asked is not there yet")
         there = [(raw, message) for raw in block.txs if (message := reveal_in(raw)) is not None]
-        counted = await some_at_once([raw for raw, _ in there], lambda raw: self._counted(raw, height))
+        counted = await some_at_once([raw for raw, _ in there], lambda raw: self._counted(raw, height), AT_ONCE)
         return [
             CountedReveal(height, raw, message) for (raw, message), good in zip(there, counted, strict=True) if good
         ]
@@ -100,30 +100,3 @@ class CountedBlocks:
     async def _ask(self, question: Callable[[ChainClient], Awaitable[R]]) -> R:
         async with self._turns:
             return await self._onlooker.call(question)
-
-
-async def some_at_once(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = AT_ONCE) -> list[R]:
-    """Do the same with every item, some at once; what came of each, in their order.
-
-    Raises:
-        HelperError: the first trouble; what was not begun by then is not done.
-    """
-    done: dict[int, R] = {}
-    troubles: list[HelperError] = []
-    limit = anyio.Semaphore(at_once)
-
-    async def one(number: int, item: T) -> None:
-        async with limit:
-            if troubles:
-                return
-            try:
-                done[number] = await work(item)
-            except HelperError as error:
-                troubles.append(error)
-
-    async with anyio.create_task_group() as group:
-        for number, item in enumerate(items):
-            group.start_soon(one, number, item)
-    if troubles:
-        raise troubles[0]
-    return [done[number] for number in range(len(items))]

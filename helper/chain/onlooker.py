@@ -1,7 +1,8 @@
-"""The nodes as visitors of the page ask them: about staking, rounds and tallies.
+"""The nodes as those ask them who must never be in the way of a reveal: visitors of the page, and the archive.
 
-Anybody may cause these questions, as often as they like. So what goes wrong with them sets no node aside for reveals
-and makes none look slow, and their connections, few of them, are their own.
+Visitors may cause questions about staking, rounds and tallies as often as they like, and an archive asks about every
+reveal of the chain. So what goes wrong with these sets no node aside for reveals and makes none look slow, and their
+connections, few of them, are their own.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from helper.chain.client import HeightGoneError
-from helper.chain.counted import CountedBlocks, some_at_once
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable, HelperError
+from helper.chain.counted import CountedBlocks
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 from tests.conftest import recorded_lines
 from tests.recorded.test_models import message
 from tests.support.clock import FakeClock
@@ -75,20 +75,3 @@ async def test_a_block_is_gone_when_everyone_who_was_asked_says_so() -> None:
     assert await blocks.reveals(400) == []
     assert blocks.whole
     await blocks.aclose()
-
-
-async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> None:
-    begun: list[int] = []
-
-    async def work(number: int) -> int:
-        begun.append(number)
-        if number == 3:
-            raise HelperError("three")
-        return number * 2
-
-    assert await some_at_once([0, 1, 2], work) == [0, 2, 4]
-    assert await some_at_once([], work) == []
-    begun.clear()
-    with pytest.raises(HelperError, match="three"):
-        await some_at_once(range(100), work, 1)
-    assert begun == [0, 1, 2, 3]

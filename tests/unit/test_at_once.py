@@ -1,0 +1,41 @@
+"""The same work for many things: in their order, no more at once than was said, and none after a trouble."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from helper.at_once import some_at_once
+from helper.errors import HelperError
+
+
+async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> None:
+    begun: list[int] = []
+
+    async def work(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            raise HelperError("three")
+        return number * 2
+
+    assert await some_at_once([0, 1, 2], work, 2) == [0, 2, 4]
+    assert await some_at_once([], work, 2) == []
+    begun.clear()
+    with pytest.raises(HelperError, match="three"):
+        await some_at_once(range(100), work, 1)
+    assert begun == [0, 1, 2, 3]
+
+
+async def test_no_more_at_once_than_was_said_and_as_many() -> None:
+    under_way, most = 0, 0
+
+    async def work(_: int) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+
+    await some_at_once(range(20), work, 3)
+    assert most == 3
