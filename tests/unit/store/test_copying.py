@@ -121,6 +121,21 @@ def sides(places: tuple[Place, Place]) -> Iterator[tuple[Side, Side]]:
         one.close()
 
 
+async def filled(opening: Open, place: Place) -> None:
+    """Have a queue there, and nobody who serves it."""
+    here = await opening(place)
+    await fill(here)
+    await here.close()
+
+
+def held_move(ends: tuple[Side, Side]) -> Move:
+    """A move between two sides that is about to end: the source is held."""
+    one = Move(*ends, clock=FakeClock(), say=lambda _: None)
+    one.begin()
+    assert one.try_hold()
+    return one
+
+
 def move(source: Place, target: Place) -> Moved:
     """A whole move while nobody works on either."""
     ends = side_of(source), side_of(target)
@@ -239,9 +254,7 @@ async def test_what_was_in_hand_is_taken_up_at_the_new_place_as_after_a_crash(
 
 async def test_there_and_back_nothing_that_was_erased_comes_again(places: tuple[Place, Place], opening: Open) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     move(source, target)
     there = await opening(target)
     spent = [(ROUND, posted(number).nullifier) for number in (1, 3, 4)]
@@ -287,9 +300,7 @@ def cut_after(ends: tuple[Side, Side], steps: int) -> None:
 
 async def test_cut_off_anywhere_it_goes_on_and_leaves_nothing_twice(places: tuple[Place, Place], opening: Open) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     before = everything(source)
     cuts = 0
     for steps in itertools.count():
@@ -317,13 +328,9 @@ async def test_cut_off_between_the_marks_neither_is_served_and_the_same_command_
     places: tuple[Place, Place], opening: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     ends = side_of(source), side_of(target)
-    one = Move(*ends, clock=FakeClock(), say=lambda _: None)
-    one.begin()
-    assert one.try_hold()
+    one = held_move(ends)
 
     def cut(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -411,14 +418,10 @@ async def test_a_copy_that_was_changed_is_found_nothing_is_moved_and_the_next_ru
     places: tuple[Place, Place], opening: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     for what in [*TAMPERED, "a witness"]:
         ends = side_of(source), side_of(target)
-        one = Move(*ends, clock=FakeClock(), say=lambda _: None)
-        one.begin()
-        assert one.try_hold()
+        one = held_move(ends)
         ended = ends[1].end_copy
 
         def tampered(what: str = what, end: Any = ends[1], ended: Callable[[], None] = ended) -> None:
@@ -524,9 +527,7 @@ async def test_what_a_move_left_is_erased_and_the_queue_comes_back_all_the_same(
     places: tuple[Place, Place], opening: Open
 ) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     side = side_of(source)
     with pytest.raises(StoreForeign, match="not marked"):
         erase(side, say=lambda _: None)
@@ -553,9 +554,7 @@ async def test_what_a_move_left_is_erased_and_the_queue_comes_back_all_the_same(
 
 async def test_the_mark_can_be_taken_away_where_the_copy_is_lost(places: tuple[Place, Place], opening: Open) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     move(source, target)
     with pytest.raises(StoreMoved):
         move(source, target)
@@ -572,9 +571,7 @@ async def test_what_only_a_file_keeps_in_a_text_is_carried_without_it(
     places: tuple[Place, Place], opening: Open
 ) -> None:
     source, target = places
-    here = await opening(source)
-    await fill(here)
-    await here.close()
+    await filled(opening, source)
     if not isinstance(source, SqlitePlace):
         return
     key = bytes.fromhex(source.rows("SELECT value FROM meta WHERE key = 'key.rows'")[0][0])
