@@ -11,7 +11,7 @@ host had in hand, or the right to send, is another's within a lease and 5 s; aft
 10 s. No attempt is spent.
 
 Planted: `sends` and `keep_sender` (queries.sql) no longer asked for the fence. The short form said: "sends noted
-without the lease: 40 (= 0)".
+without the lease: 44 (= 0)" and "sends of a share at a height that had one: 43 (≤ 16)".
 """
 
 from __future__ import annotations
