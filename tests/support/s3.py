@@ -1,14 +1,17 @@
 """An S3 store of the tests' own: moto's server in a child process, with switches for what real ones do to their users.
 
 `python -m tests.support.s3 --ready-file FILE` listens on loopback. It answers one request at a time: moto looks at a
-condition and writes in two steps, and a store that is to be tested against must do both in one.
+condition and writes in two steps, and a store that is to be tested against must do both in one. A request counts from
+when it is there whole: a host that was stopped in the midst of one keeps nobody waiting.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -44,12 +47,23 @@ class Faults:
         self._app = app
         self._set: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
+        self._one = threading.Lock()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        with self._one:
+            answer = self._ask(environ, start_response)
+            try:
+                return list(answer)
+            finally:
+                getattr(answer, "close", lambda: None)()
+
+    def _ask(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
         if environ["PATH_INFO"] == "/_faults":
             if method == "POST":
-                self._set = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+                self._set = json.load(environ["wsgi.input"])
                 self._counts.clear()
             return _answer(start_response, "200 OK", json.dumps(self._counts).encode())
         self._counts[method] = self._counts.get(method, 0) + 1
@@ -137,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ready-file", type=Path)
     options = parser.parse_args()
-    server = make_server("127.0.0.1", 0, Faults(DomainDispatcherApplication(create_backend_app)), threaded=False)
+    server = make_server("127.0.0.1", 0, Faults(DomainDispatcherApplication(create_backend_app)), threaded=True)
     partial = options.ready_file.with_suffix(".partial")
     partial.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}))
     partial.replace(options.ready_file)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -43,6 +44,23 @@ async def let_go(bucket: Bucket) -> None:
     """A lease that nobody has any more."""
     record = Record(holder=NOBODY, host="", fence=0, beat=0, seconds=2, released=True, written=0)
     await bucket.put("sender.json", record.to_bytes())
+
+
+async def test_a_host_that_stopped_in_the_midst_of_a_request_keeps_nobody_waiting(store: ObjectStore) -> None:
+    # of our own store: with SIGSTOP at that moment the campaign `lease` waited for ever
+    url = urlsplit(store.url)
+    halves = [b"", b"PUT /" + BUCKET.encode(), f"PUT /{BUCKET}/x HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf".encode()]
+    stopped = [await asyncio.open_connection(url.hostname, url.port) for _ in halves]
+    try:
+        for half, (_, writer) in zip(halves, stopped, strict=True):
+            writer.write(half)
+            await writer.drain()
+        bucket: Bucket = store.bucket("stopped", seconds=5)
+        await bucket.put("a.txt", b"whole")
+        assert await bucket.names("") == ["a.txt"]
+    finally:
+        for _, writer in stopped:
+            writer.close()
 
 
 async def test_objects_are_written_read_and_listed_below_their_place(store: ObjectStore) -> None:
@@ -110,6 +128,39 @@ async def test_trouble_of_the_store_is_told_once_and_in_few_words(store: ObjectS
     away = S3Section(endpoint=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(BucketError):
         await open_bucket(away, Place(BUCKET, ""), clock=SystemClock(), env={}, seconds=1).get("a")
+
+
+async def test_the_same_trouble_is_told_in_the_same_words() -> None:
+    one = open_bucket(
+        S3Section(endpoint=f"http://127.0.0.1:{free_port()}"), Place(BUCKET, ""), clock=SystemClock(), env={}, seconds=5
+    )
+    told = set()
+    for _ in range(5):
+        with pytest.raises(BucketError) as caught:
+            await one.get("a")
+        told.add(str(caught.value))
+    assert len(told) == 1, "who tells each reason once would tell each try"
+
+
+@pytest.mark.parametrize("status", [400, 403, 500])
+async def test_nothing_of_what_a_store_answers_is_repeated_but_its_code(status: int) -> None:
+    body = b"<Error><Code>ExpiredToken</Code><AWSAccessKeyId>AKIA1</AWSAccessKeyId><Token-0>secret</Token-0></Error>"
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d No\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        one = open_bucket(S3Section(endpoint=address), Place(BUCKET, ""), clock=SystemClock(), env={}, seconds=5)
+        for asked in (one.get("a"), one.create("a", b""), one.names("a")):
+            with pytest.raises(BucketError, match=rf"{status}.*\(ExpiredToken\)$") as caught:
+                await asked
+            assert "AKIA1" not in str(caught.value)
+            assert "secret" not in str(caught.value)
 
 
 async def test_who_is_not_let_in_is_told_so(store: ObjectStore) -> None:
