@@ -339,7 +339,8 @@ class Service:
         await self._choose_circuit()
         self.endpoints.subscribe(self.processor.wake)
         self.vitals.revealing = True
-        log.info("ready", circuit=self.circuits.current, self_test=self.prover.self_test_seconds)
+        circuit = self.circuits.current
+        log.info("ready", circuit=circuit, self_test=self.prover.seconds_each(circuit))
         if self.among is None:
             await self.processor.run()
             return

@@ -163,7 +163,7 @@ class Intake:
         if reason is not None:
             return ShareRefused(503, f"shares cannot be taken now: {reason}")
         if chain_round.status is not RoundStatus.ACTIVE:
-            return ShareRefused(400, "the round is not active", field="vote_round_id")
+            return _not_active()
         if share.submit_at > chain_round.vote_end_time:
             return ShareRefused(400, "is after the round's end", field="submit_at")
         return None
@@ -192,6 +192,8 @@ class Intake:
             if await self._store.is_known(share.key):
                 return Enqueued.DUPLICATE
             raise
+        if outcome is Enqueued.CLOSED:
+            raise _not_active()  # a host that sees more of the chain has the chain's word for it
         if outcome is Enqueued.QUEUED:
             self._wake(max(share.submit_at, now))
             if share.submit_at == chain_round.vote_end_time:
@@ -217,7 +219,7 @@ class Intake:
         self._refuse_foreign_choice(share, chain_round)
         leaf = self._trees.leaf(share.round_id, share.tree_position)
         if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
-            raise ShareRefused(400, "the round is not active", field="vote_round_id")
+            raise _not_active()
         if leaf is None:
             raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
         if leaf != vote_commitment:
@@ -280,3 +282,7 @@ class Intake:
             raise ShareRefused(400, "is not a proposal of the round", field="proposal_id")
         if share.vote_decision not in options[share.proposal_id]:
             raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")
+
+
+def _not_active() -> ShareRefused:
+    return ShareRefused(400, "the round is not active", field="vote_round_id")

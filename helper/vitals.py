@@ -234,8 +234,8 @@ class Vitals:
                 "workers": self._prover.workers,
                 "pids": self._prover.pids,
                 "deaths": dict(self._prover.deaths),
-                "self_test_seconds": self._prover.self_test_seconds,
-                "timeout_seconds": self._prover.timeout,
+                "self_test_seconds": self._prover.seconds_each(self._circuits.current),
+                "timeout_seconds": self._prover.timeout(self._circuits.current),
             },
             **self._stats.summary(self._clock.monotonic()),
         }

@@ -104,6 +104,27 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[Finding]:
     return [ok("helper", f"it runs (pid {pid}), and is ready at height {facts.get('height')}", **told)]
 
 
+def judge_sender(daemon: Daemon) -> list[Finding]:
+    """Which of several hosts sends; nothing where there is one, or where it is not known."""
+    facts = daemon.facts
+    told = {name: facts.get(name) for name in ("role", "sends", "sender")}
+    if told["sends"]:
+        return [ok("sender", f"this host sends (role {told['role']})", **told)]
+    if told["sender"]:
+        return [ok("sender", f"the host {told['sender']!r} sends; this one's role is {told['role']}", **told)]
+    if "database_skew" not in facts or told["sender"] is None:
+        return []  # what is wrong with a lease is a check of the daemon's own
+    return [
+        warn(
+            "sender",
+            "no host sends now: what is proven waits",
+            "Start one with the role sender, or all. One on standby takes over within [store] lease_seconds: if this"
+            " stays so, see its log.",
+            **told,
+        )
+    ]
+
+
 def judge_archive(daemon: Daemon) -> list[Finding]:
     """How far the archive is that it writes, if it writes one."""
     told = daemon.facts.get("archive")

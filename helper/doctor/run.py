@@ -153,7 +153,7 @@ class _Doctor:
     async def _helper(self) -> list[Finding]:
         self.daemon = await self._threaded(lambda: daemons.ask_daemon(self.config.socket_path))
         found = daemons.judge_daemon(self.daemon, self.config.socket_path)
-        return [*found, *daemons.judge_archive(self.daemon)]
+        return [*found, *daemons.judge_sender(self.daemon), *daemons.judge_archive(self.daemon)]
 
     async def _database(self) -> list[Finding]:
         if self.config.store.url:
@@ -183,6 +183,7 @@ class _Doctor:
             config.operator.token_file,
             config.store.url_file,
             config.store.key_file,
+            config.s3.credentials_file,
         )
         secrets += [Path(one) for one in named if one]
         if self.settings.path is not None and self.settings.holds_secrets:

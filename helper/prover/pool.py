@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 import proofs
+from helper.circuits import COST
 from helper.clock import Clock
 from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
 from helper.prover.frames import Frame
@@ -27,7 +28,7 @@ START_TIMEOUT = 180.0
 TIMEOUT_FLOOR = 60.0
 """Seconds; no proof is given up sooner, however fast the self-test was."""
 TIMEOUT_FACTOR = 50
-"""A proof may take this many times as long as the self-test at start."""
+"""A proof may take this many times as long as the self-test at start says of its circuit."""
 RESTART_DELAYS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the n-th start in a row that did not end in a working prover."""
 
@@ -101,17 +102,21 @@ class ProverPool:
         """The process ids of the workers that run now."""
         return sorted(self._pids.values())
 
-    @property
-    def self_test_seconds(self) -> float | None:
-        """How long one proof took at start (median over the workers); None before the first."""
-        return median(self._self_tests.values()) if self._self_tests else None
+    def seconds_each(self, circuit: str) -> float | None:
+        """How long one proof of this circuit takes by the self-tests at start (median over the workers); None before
+        the first. A worker tests one circuit; the other's time is told by what they cost.
+        """
+        return median(self._self_tests.values()) * self._factor(circuit) if self._self_tests else None
 
-    @property
-    def timeout(self) -> float:
-        """Seconds that a proof may take."""
+    def _factor(self, circuit: str) -> float:
+        """What a proof of this circuit costs, in those of the self-test."""
+        return COST[circuit] / COST[self._circuits[0]]
+
+    def timeout(self, circuit: str) -> float:
+        """Seconds that a proof of this circuit may take."""
         if self._timeout > 0:
             return self._timeout
-        slowest = max(self._self_tests.values(), default=0.0)
+        slowest = max(self._self_tests.values(), default=0.0) * self._factor(circuit)
         return max(TIMEOUT_FLOOR, TIMEOUT_FACTOR * slowest)
 
     async def wait_ready(self) -> None:
@@ -252,7 +257,7 @@ class ProverPool:
             return
         try:
             task.started()
-            reply = await process.exchange(task.frame, self.timeout)
+            reply = await process.exchange(task.frame, self.timeout(task.frame["circuit"]))
         except ProverError as error:
             if not task.future.done():
                 task.future.set_exception(error)

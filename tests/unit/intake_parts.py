@@ -121,6 +121,7 @@ class FakeStore:
     spent: set[tuple[bytes, bytes]] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     error: Exception | None = None
+    over: bool = False
 
     async def is_known(self, key: ShareKey) -> bool:
         self.asked.append("known")
@@ -136,6 +137,8 @@ class FakeStore:
             raise self.error
         if share.key in self.known or (share.round_id, nullifier) in self.spent:
             return Enqueued.DUPLICATE
+        if self.over:
+            return Enqueued.CLOSED
         self.known.add(share.key)
         self.kept.append(share)
         return Enqueued.QUEUED

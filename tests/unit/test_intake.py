@@ -115,6 +115,12 @@ async def test_the_same_share_again_is_a_duplicate_whatever_its_time(house: Hous
     assert house.woken == 1
 
 
+async def test_a_round_that_another_host_has_closed_takes_no_share(house: House) -> None:
+    house.store.over = True
+    refused = await house.refused(make_share())
+    assert (refused.status, refused.field) == (400, "vote_round_id")
+
+
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("status", [RoundStatus.TALLYING, RoundStatus.FINALIZED])
 async def test_a_known_share_is_a_duplicate_also_after_the_round(house: House, status: RoundStatus) -> None:

@@ -15,7 +15,14 @@ import pytest
 from helper.clock import SystemClock
 from helper.config import find_file
 from helper.doctor import run as run_module
-from helper.doctor.daemon import Daemon, judge_archive, judge_daemon, judge_failures, waiting_of
+from helper.doctor.daemon import (
+    Daemon,
+    judge_archive,
+    judge_daemon,
+    judge_failures,
+    judge_sender,
+    waiting_of,
+)
 from helper.doctor.finding import Finding, Level
 from helper.doctor.run import examine
 from helper.doctor.settings import read_settings
@@ -110,6 +117,14 @@ async def test_a_database_is_told_and_looked_through(tmp_path: Path) -> None:
     assert found["database"].message.startswith("svote-helper.db: 0 shares in 1 rounds")
     assert found["integrity"].message == "SQLite finds no damage"
     assert found["file modes"].level is Level.OK
+
+
+async def test_a_bucket_s_keys_that_lie_open_are_named(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("[default]\n")
+    (tmp_path / "keys").chmod(0o644)
+    found = await findings(with_node(f'[s3]\ncredentials_file = "{tmp_path / "keys"}"\n'))
+    assert found["file modes"].level is Level.WARN
+    assert str(tmp_path / "keys") in found["file modes"].message
 
 
 def _overwrite(text: bytes) -> Callable[[Path], object]:
@@ -240,6 +255,18 @@ def test_each_check_that_fails_is_a_line_with_what_to_do() -> None:
 def test_a_socket_of_somebody_else() -> None:
     (line,) = judge_daemon(Daemon(True, problem="not this user's", forbidden=True), Path("helper.sock"))
     assert line.level is Level.WARN
+
+
+def test_who_sends_is_a_line_where_there_are_several_hosts_and_that_nobody_does_is_a_warning() -> None:
+    assert judge_sender(service()) == judge_sender(Daemon(False)) == []
+    (line,) = judge_sender(service(role="prover", sends=False, sender="vote-1", database_skew=0.0))
+    assert (line.level, line.message) == (Level.OK, "the host 'vote-1' sends; this one's role is prover")
+    (line,) = judge_sender(service(role="sender", sends=True, sender="vote-1", database_skew=0.0))
+    assert (line.level, line.message) == (Level.OK, "this host sends (role sender)")
+    (line,) = judge_sender(service(role="api", sends=False, sender="", database_skew=0.0))
+    assert (line.level, line.message) == (Level.WARN, "no host sends now: what is proven waits")
+    assert judge_sender(service(role="api", sends=False, sender=None, database_skew=0.0)) == [], "not asked yet"
+    assert judge_sender(service(role="all", sends=False, sender="")) == [], "a file's lease is a check of its own"
 
 
 def test_how_far_the_archive_is_is_a_line_where_there_is_one() -> None:

@@ -18,8 +18,10 @@ import proofs
 from devnet.stand_in import STAND_IN
 from helper.clock import SystemClock
 from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
+from helper.prover.frames import Frame
 from helper.prover.job import ProofJob
 from helper.prover.pool import ProverPool
+from helper.prover.process import WorkerCommand
 from helper.prover.selftest import sample_job
 from tests.support import prover_worker
 
@@ -158,9 +160,48 @@ async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) ->
 @pytest.mark.anyio
 async def test_the_time_limit_is_a_minute_or_fifty_self_tests() -> None:
     async with running() as pool:
-        assert pool.timeout == 60.0
+        assert pool.timeout("k11") == 60.0
     async with running(timeout=7.5) as pool:
-        assert pool.timeout == 7.5
+        assert pool.timeout("k11") == 7.5
+
+
+class SlowTest:
+    """A worker whose self-test took two seconds; it is asked for nothing more."""
+
+    pid = 1
+
+    async def exchange(self, frame: Frame, timeout: float) -> Frame:
+        return {"fingerprints": {}, "self_test_seconds": 2.0}
+
+    async def ended(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    async def kill(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("circuits", "k10", "limits"), [(("k10", "k11"), 2.0, (100, 600)), (("k11", "k10"), 1 / 3, (60, 100))]
+)
+@pytest.mark.anyio
+async def test_what_the_self_test_of_one_circuit_says_of_the_other(
+    circuits: tuple[str, ...], k10: float, limits: tuple[float, float]
+) -> None:
+    async def spawn(command: WorkerCommand, *, threads: int) -> SlowTest:
+        return SlowTest()
+
+    pool = ProverPool(workers=1, circuits=circuits, clock=SystemClock(), spawn=spawn)
+    assert pool.seconds_each("k10") is None
+    runner = asyncio.create_task(pool.run())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await pool.wait_ready()
+    assert pool.seconds_each("k10") == pytest.approx(k10)
+    assert pool.seconds_each("k11") == pytest.approx(6 * k10)
+    assert (pool.timeout("k10"), pool.timeout("k11")) == pytest.approx(limits)
+    runner.cancel()
+    await asyncio.gather(runner, return_exceptions=True)
 
 
 SERVICE = """
