@@ -86,7 +86,7 @@ class Broadcaster:
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
-        self._sending: set[int] = set()
+        self._sending: dict[int, int] = {}  # the fence under which its message was read, by share
         self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
         self._refused_by: dict[int, tuple[bytes, dict[str, Verdict]]] = {}  # message, endpoints' names, by share
         self._began = clock.monotonic()
@@ -176,14 +176,14 @@ class Broadcaster:
         """Read a share's message and work on it, unless somebody does already."""
         if share_id in self._sending:
             return
-        self._sending.add(share_id)
+        self._sending[share_id] = self._lease.fence
         try:
             # Read only now: what was read before may have been sent, or proven anew, since.
             reveal = await self._store.sent_reveal(share_id)
             if reveal is not None:
                 await work(reveal)
         finally:
-            self._sending.discard(share_id)
+            del self._sending[share_id]
 
     async def _next(self, reveal: SentReveal, height: int) -> None:
         step = _step(reveal, height)
@@ -196,35 +196,45 @@ class Broadcaster:
             await self._put_back(reveal, f"not counted within {height - (reveal.first_sent_height or height)} blocks")
 
     async def _send(self, reveal: SentReveal) -> None:
-        if reveal.sends == 0 and int(self._clock.now() * 1000) < reveal.due_ms:
-            return  # the clock was set back since it was proven: nothing leaves before its time
+        if int(self._clock.now() * 1000) < reveal.due_ms:
+            return  # the clock was set back since it was proven, or sent: nothing leaves before its time, nor again
         message = RevealMessage.from_tx(reveal.prepared.message)
-        first = reveal.sends == 0
+        share_id, first = reveal.share_id, reveal.sends == 0
         for endpoint in self._candidates(reveal):
             head = self._endpoints.head
             if head is None or head.height <= (reveal.last_sent_height or 0) or not self._at_new_height(reveal):
                 return
-            if not self._lease.held:
+            mark = partial(self._store.mark_sending, height=head.height, endpoint=endpoint.name)
+            if not self._may_send(share_id) or not await mark(share_id):
                 return
-            if not await self._store.mark_sending(reveal.share_id, height=head.height, endpoint=endpoint.name):
-                return
-            if not self._lease.held:
+            if not self._may_send(share_id):
                 return  # it ended while the send was noted: whoever has it next takes it for one without an answer
             if first:
                 self._note_broadcast(reveal)
                 first = False
-            self._note_had(reveal.share_id, endpoint)
+            self._note_had(share_id, endpoint)
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
-            await self._store.record_outcome(reveal.share_id, outcome=outcome.verdict.name)
             if outcome.left:
-                self._note_end(reveal.share_id)
+                self._note_end(share_id)
+            if not self._knows(share_id):
+                return
+            await self._store.record_outcome(share_id, outcome=outcome.verdict.name)
             if outcome.verdict in AT_NEXT_BLOCK:
                 self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
             if outcome.left:
                 await self._answered(reveal, message, outcome, endpoint)
                 return
             self._endpoints.rest(endpoint, outcome.log)
+
+    def _knows(self, share_id: int) -> bool:
+        """Whether what was read of a share is what this host still goes by. Where the lease went to another host and
+        came back meanwhile, that host may have sent the share, or had it proven anew.
+        """
+        return self._sending.get(share_id) == self._lease.fence
+
+    def _may_send(self, share_id: int) -> bool:
+        return self._lease.held and self._knows(share_id)
 
     def _note_had(self, share_id: int, endpoint: Endpoint) -> None:
         self._had.setdefault(share_id, {})[endpoint.name] = self._clock.monotonic()

@@ -63,7 +63,7 @@ class RoundBook:
     Attributes:
         synced: whether the chain's list was read since the start.
         revision: goes up with all that may close a round or let it be purged: a block that was processed while a
-            round is over and not closed, a round that was learnt, frozen or released.
+            round is over and not closed, a round that was learnt, frozen or released, or that another host has closed.
     """
 
     def __init__(self, store: RoundStore, endpoints: Endpoints, *, clock: Clock) -> None:
@@ -116,7 +116,12 @@ class RoundBook:
         kept = {row.round_id: row.closed_at for row in await self._store.rounds()}
         for round_id in ((self._reread | self._closed) & self._rounds.keys()) - kept.keys():
             self.forget(round_id)
-        self._closed.update(round_id for round_id, closed_at in kept.items() if closed_at is not None)
+        closed = {round_id for round_id, closed_at in kept.items() if closed_at is not None}
+        if not closed <= self._closed:
+            # who closed it may be gone before it was alerted or purged, and this one knows of no block any more that
+            # would have it look
+            self.revision += 1
+        self._closed |= closed
         self._reread = set(kept)
 
     def get(self, round_id: bytes) -> Round | None:

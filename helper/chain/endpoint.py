@@ -5,7 +5,9 @@ failover.py.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from helper.chain.client import ChainClient
 from helper.chain.models import BlockHead
@@ -21,6 +23,10 @@ in step.
 
 WORD_SECONDS = 2.5
 """For how long a node's word that it is not catching up holds: one that stops to follow must be left within 5 s."""
+
+
+OFFSETS_KEPT = 16
+"""Heads of a node whose offsets are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class Health:
         said_at: monotonic time at which the probe began that last asked it for that.
         probed_at: monotonic time at which its last good probe began.
         before_head: monotonic time at which it did not have its newest block yet, minus infinity where none is known.
+        offsets: those of its latest heads.
         error: what went wrong when it was last probed, None when nothing did.
         rest_until: monotonic time before which it is not asked anything (but probed).
         rest_reason: why it rests.
@@ -68,6 +75,7 @@ class Health:
     said_at: float = -math.inf
     probed_at: float = -math.inf
     before_head: float = -math.inf
+    offsets: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
     error: str | None = "not asked yet"
     rest_until: float = 0.0
     rest_reason: str = ""
@@ -84,6 +92,7 @@ class Health:
         """Take in a good probe that began at a monotonic time; `syncing` is None where that was not asked."""
         if self.head is None or head.height != self.head.height:
             self.offset = now - head.time
+            self.offsets.append(self.offset)
             self.before_head = self.probed_at
         self.probed_at = began
         self.head = head

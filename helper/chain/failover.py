@@ -131,12 +131,19 @@ class Endpoints:
         return newest.health.head if newest is not None else None
 
     def made_since(self, monotonic: float) -> bool:
-        """Whether the newest block was certainly made after this time: its node was asked later, and did not have it.
+        """Whether the newest block was certainly made after this time: its node was asked later, and did not have it,
+        and the block's own time says so, too.
 
-        The height that we know of a node may lag behind its own by the interval of our probes.
+        The height that we know of a node may lag behind its own by the interval of our probes; and a node that stood
+        still has not, when it is asked, what the others have had for long. Times are compared as far apart as that
+        node's blocks were at the least when we first saw them: a block has the time at which the one before it was
+        agreed on, and our clock may differ from the chain's.
         """
         newest = self._newest()
-        return newest is not None and newest.health.before_head >= monotonic
+        if newest is None or newest.health.head is None or newest.health.before_head < monotonic:
+            return False
+        then = self.clock.now() - (self.clock.monotonic() - monotonic)
+        return newest.health.head.time >= then - min(newest.health.offsets)
 
     @property
     def clock_skew(self) -> float | None:

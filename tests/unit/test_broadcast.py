@@ -97,6 +97,25 @@ async def test_a_block_that_may_have_been_there_at_the_last_send_is_no_reason_to
     assert len(line.nodes.posts) == 2
 
 
+async def test_a_block_that_a_node_shows_late_is_no_reason_to_send_again(line: Line) -> None:
+    share = await line.prepared()
+    line.all_nodes(says(502, error="lost"))
+    line.block()
+    old, made = line.clock.now(), line.clock.now() + 1
+    line.clock.advance(2)
+    await line.broadcaster.send(share)
+    for height, time in ((line.height, old), (line.height + 1, made)):  # it stood still, when asked since, too
+        line.clock.advance(1)
+        for endpoint in line.endpoints.all:
+            head = BlockHead(CHAIN, height, time)
+            endpoint.health.saw(head, syncing=False, now=line.clock.now(), began=line.clock.monotonic())
+    line.height += 1
+    await line.broadcaster.reconcile(line.height)
+    assert len(line.nodes.posts) == 1
+    await line.next_block()
+    assert len(line.nodes.posts) == 2
+
+
 async def test_a_refused_connection_goes_on_to_the_next_endpoint_at_once(line: Line) -> None:
     line.nodes.answers[FIRST] = breaks(httpx.ConnectError)
     await line.broadcaster.send(await line.prepared())
@@ -337,6 +356,21 @@ async def test_nothing_leaves_when_the_clock_was_set_back_behind_its_time(line: 
     line.clock.advance(55)
     await line.next_block()
     assert len(line.nodes.posts) == 1
+
+
+@pytest.mark.rule("R4")
+async def test_nothing_leaves_again_before_its_time_once_a_clock_that_was_ahead_is_right(line: Line) -> None:
+    share = await line.prepared()
+    line.all_nodes(says(502, error="lost"))
+    await line.broadcaster.send(share)
+    assert len(line.nodes.posts) == 1
+    line.clock.jump(-60)
+    for _ in range(3):
+        await line.next_block()
+    assert len(line.nodes.posts) == 1
+    line.clock.advance(60)
+    await line.next_block()
+    assert len(line.nodes.posts) == 2
 
 
 async def test_who_takes_over_waits_for_a_block_after_what_another_host_sent_meanwhile(line: Line) -> None:

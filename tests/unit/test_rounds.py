@@ -360,6 +360,30 @@ async def test_the_revision_tells_when_a_look_is_worth_it() -> None:
     assert setting.book.revision == before, "when it is purged is a matter of time"
 
 
+async def test_what_another_host_closed_and_purged_is_taken_over_and_looked_at() -> None:
+    setting = Setting(now=VOTE_END + 50)
+    await setting.sync()
+    other = RoundBook(setting.store, setting.endpoints, clock=setting.clock)
+    await other.restore()
+    setting.tell(over())
+    await setting.sync()
+    await other.sync()
+    await other.reread()
+    before = other.revision
+    await other.reread()
+    assert other.revision == before, "nothing is new"
+
+    setting.book.processed(VOTE_END + 5.0)
+    assert await setting.book.is_closed(ROUND_ID)
+    await other.reread()
+    assert other.open() == []
+    assert other.revision > before, "who closed it may be gone before it told what was not counted"
+
+    setting.store.kept_rounds.clear()
+    await other.reread()
+    assert other.get(ROUND_ID) is None
+
+
 async def test_the_chain_of_a_database_is_remembered() -> None:
     setting = Setting()
     await setting.sync()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -102,15 +102,24 @@ async def test_nothing_is_sent_without_the_lease_and_all_once_it_is_there(line: 
         await until(lambda: len(line.nodes.posts) == 2)
 
 
-async def test_a_lease_that_ends_while_a_send_is_noted_keeps_it_back(
-    line: Line, lease: Held, monkeypatch: pytest.MonkeyPatch
+def ends(lease: Held) -> None:
+    lease.held = False
+
+
+def goes_and_comes_back(lease: Held) -> None:
+    lease.fence += 2  # another host had it in between, and may have sent this share, or had it proven anew
+
+
+@pytest.mark.parametrize("hurt", [ends, goes_and_comes_back])
+async def test_a_lease_that_changes_while_a_send_is_noted_keeps_it_back(
+    line: Line, lease: Held, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[Held], None]
 ) -> None:
     mark = line.store.mark_sending
     marked: list[int] = []
 
     async def slow(share_id: int, *, height: int, endpoint: str) -> bool:
         done = await mark(share_id, height=height, endpoint=endpoint)
-        lease.held = False
+        hurt(lease)
         marked.append(share_id)
         return done
 
