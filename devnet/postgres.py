@@ -92,7 +92,7 @@ class Cluster:
         """
         if not self.data.exists():
             make = ["--auth=trust", f"--username={self._name}", "--encoding=UTF8", "--no-locale", "--no-sync"]
-            made = self._run("initdb", *make, "--pgdata", str(self.data))
+            made = self.run("initdb", *make, "--pgdata", str(self.data))
             if made.returncode != 0:
                 raise ClusterError(f"no cluster could be made:\n{made.stderr.decode(errors='replace').strip()}")
         with (self.folder / "log").open("ab") as log:
@@ -125,14 +125,15 @@ class Cluster:
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder)
 
-    def _answers(self) -> bool:
-        return self._run("pg_isready", "--quiet", "--host", str(self.folder)).returncode == 0
-
-    def _log_end(self) -> str:
-        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-10:])
-
-    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        """Run one of the server's programs to its end, as the server's user."""
         command = [str(self._programs / program), *arguments]
         return subprocess.run(  # noqa: S603 - as above
             command, check=False, capture_output=True, user=self._user, cwd=self.folder
         )
+
+    def _answers(self) -> bool:
+        return self.run("pg_isready", "--quiet", "--host", str(self.folder)).returncode == 0
+
+    def _log_end(self) -> str:
+        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-10:])

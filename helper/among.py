@@ -57,6 +57,7 @@ class Among:
         self._rounds = rounds
         self._clock = clock
         self._told: str | None = None
+        self._sender: str | None = None
         self.skew = SkewWatch(store, clock=clock)
         keeping = partial(LeaseKeeper, lease, clock=clock, standby=standby, changed=changed)
         self.keeper = keeping(fit=lambda: self.off is None) if role.sends else None
@@ -102,19 +103,23 @@ class Among:
         return None if self._lease.fence else "it is not known yet whether another host works on this queue"
 
     def facts(self) -> dict[str, Any]:
-        """For operators."""
-        return {
-            "sends": self._lease.held,
-            "sender": self._lease.holder if self.keeper is not None else None,
-            **({"database_skew": round(self.skew.seconds, 3)} if self._store.shared else {}),
-        }
+        """For operators: `sender` is the host that sends, as the database says where the queue is shared ("" for none,
+        None while it was not asked), else who has the lease and is not this host.
+        """
+        if self._store.shared:
+            sender, skew = self._sender, {"database_skew": round(self.skew.seconds, 3)}
+        else:
+            sender, skew = self._lease.holder if self.keeper is not None else None, {}
+        return {"sends": self._lease.held, "sender": sender, **skew}
 
     async def _agree(self) -> None:
-        """Tell or learn what the sender found out: which circuit the chain takes, which rounds are over."""
+        """Tell or learn what the sender found out: which circuit the chain takes, which rounds are over; learn who
+        sends."""
         while True:
             try:
                 await self._agree_once()
             except StoreError as error:
+                self._sender = None
                 log.warning("what other hosts found out is not known", reason=str(error))
             await self._clock.sleep(AGREE_SECONDS)
 
@@ -130,3 +135,4 @@ class Among:
                 self._told = None
                 self._circuits.hear(await self._store.get_meta(key))
         await self._rounds.reread()
+        self._sender = await self._store.sender_host()

@@ -88,7 +88,7 @@ def copy(
     if json:
         emit_json(told)
     else:
-        typer.echo(_line(told))
+        typer.echo(_line(told, "undo" if undo else "erase" if erase else ""))
     if code:
         raise typer.Exit(code)
 
@@ -231,5 +231,14 @@ _LINES: Final = {
 }
 
 
-def _line(told: dict[str, Any]) -> str:
-    return _LINES[told["state"]].format_map(told)
+_PLANS: Final = {
+    "undo": "{source}: the queue that went to {target} would be served again here, as it was then",
+    "erase": "{source}: all that is left of the queue that {target} has would be deleted",
+}
+"""What would be done after a move."""
+
+
+def _line(told: dict[str, Any], after: str) -> str:
+    """How it ended, in one line; `after` is `undo`, `erase`, or empty for a move."""
+    line = _PLANS[after] if after and told["state"] == "planned" else _LINES[told["state"]]
+    return line.format_map(told)

@@ -34,8 +34,8 @@ def emit_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Tell a person something that is not the answer itself."""
-    sys.stderr.write(text + "\n")
+    """Tell a person something that is not the answer itself; words of others in it move no cursor."""
+    sys.stderr.write("\n".join(map(one_line, text.split("\n"))) + "\n")
 
 
 def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:

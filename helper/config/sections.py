@@ -113,7 +113,8 @@ class StoreSection(Section):
     key_file: Text = Field(
         "",
         description="A file with the keys that witnesses are sealed with before they go there, 64 hex digits a line, "
-        "the same on every host: new shares use the first. Only its owner may read it.",
+        "the same on every host: new shares use the first. A new one is put second on all of them before it is put "
+        "first. Only its owner may read it.",
     )
     host: HostName = Field("", description="This host's name among the others; empty is the machine's.")
     schema_name: Schema = Field("svote_helper", description="The schema of the tables.")

@@ -34,6 +34,9 @@ _SAID: Final = 200
 _AT_ONCE: Final = 8
 """Requests to a bucket at once: no other part of the service waits for a thread because of them."""
 _REFUSED: Final = re.compile(r"status code: 40[13]\b")
+_TOOK: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
+_ANSWER: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 
 def open_bucket(
@@ -199,6 +202,12 @@ class S3Bucket:
 
 
 def _said(error: Exception) -> str:
-    """The first line of the library's words: the others are its own inner state."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line if len(line) <= _SAID else f"{line[:_SAID]}…"
+    """The first line of the library's words, the others are its own inner state: the same for the same trouble.
+
+    Of what the store answered only its code: some repeat there which key and token they were asked with.
+    """
+    text = str(error).strip() or type(error).__name__
+    line = _ANSWER.sub(r"\1", _TOOK.sub("", text.splitlines()[0]))
+    line = line if len(line) <= _SAID else f"{line[:_SAID]}…"
+    code = _CODE.search(text)
+    return line if code is None else f"{line} ({code[1]})"

@@ -15,10 +15,10 @@ import orjson
 from helper.share import ShareState
 from helper.store.act_rows import MOVED, Action, Actor, RowMark
 from helper.store.chainfacts import kept_round
+from helper.store.moves import Move, load, move
 from helper.store.records import ShareRow, short
 from helper.store.rows import QueueFilter
 from helper.store.tx import Tx
-from helper.store.work import Move, load, move
 
 ACTIONS_KEPT: Final = 10_000
 """Acts that are remembered; older ones go."""
@@ -96,7 +96,7 @@ def retry_some(
         How many were `retried`, and how many left because their round is `closed`.
     """
     counts: Counter[str] = Counter()
-    change = Move(_RETRY, ShareState.RECEIVED, "operator", note, at_ms, attempts=None)
+    change = Move(_RETRY, ShareState.RECEIVED, "operator", note, at_ms, attempts=None, by_anyone=True)
     for share_id in ids:
         row = load(tx, share_id, at_ms)
         if row is None or row.state != ShareState.FAILED or not matches(row, wanted):

@@ -109,7 +109,9 @@ class WalletStore(Protocol):
     """What intake and the wallets' routes need."""
 
     async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
-        """Keep a share; DUPLICATE when its key is known (also failed or confirmed): nothing changes."""
+        """Keep a share; DUPLICATE when its key is known (also failed or confirmed), CLOSED when another host has closed
+        its round: nothing changes.
+        """
         ...
 
     async def is_known(self, key: ShareKey) -> bool:

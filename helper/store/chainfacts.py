@@ -7,13 +7,13 @@ from typing import Final
 
 import orjson
 
-from helper.errors import StoreError
+from helper.errors import StoreCorrupt, StoreError
 from helper.share import ShareState
 from helper.store.failed_before import DAMAGED, count_failed
+from helper.store.moves import CLOSED, Move, move
 from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, Spent
 from helper.store.tx import Tx, fact_row, read_fact
-from helper.store.work import CLOSED, Move, move
 
 CURSOR: Final = "chain.cursor"
 LEAF_BYTES: Final = 32
@@ -113,14 +113,16 @@ def _confirm(tx: Tx, share_id: int, round_no: int, nullifier: bytes, at_ms: int)
     return True
 
 
-def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> None:
+def _delete(tx: Tx, share_id: int, round_no: int, state: int) -> bool:
+    """Whether it was there."""
     # One row a statement: SQLite journals what a statement changes, and beyond 64 kB it does so in a file.
-    tx.run("delete_share", (share_id,))
+    was = tx.run("delete_share", (share_id,)) == 1
     tx.run("drop_damaged", (share_id,))
     tx.lay_down(share_id)
     if state in _LIVE:  # the column of a damaged row may say anything
         tx.count(round_no, state, -1)
     tx.erased = True
+    return was
 
 
 def apply_block(tx: Tx, height: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
@@ -223,6 +225,9 @@ def purge_some(tx: Tx, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bo
 
     Returns:
         How many shares and tombstones went, and whether the round is gone altogether.
+
+    Raises:
+        StoreCorrupt: the database names shares that are not there.
     """
     tx.alone()
     key = tx.round_key(round_id)
@@ -234,9 +239,11 @@ def purge_some(tx: Tx, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bo
     if ids:
         reasons = [_why_failed(tx, share_id) for share_id, _ in ids]
         count_failed(tx, [why for why in reasons if why is not None], at_ms)
-        for share_id, state in ids:
-            _delete(tx, share_id, key.no, state)
-        return len(ids), False
+        gone = sum(_delete(tx, share_id, key.no, state) for share_id, state in ids)
+        if not gone:
+            tx.index_is_wrong()
+            raise StoreCorrupt("the database is damaged: it names shares of a closed round that are not there")
+        return gone, False
     buried = tx.run("purge_tombstones", params)
     tx.count(key.no, ShareState.SUBMITTED, -buried)
     tx.erased = True

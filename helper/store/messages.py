@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from helper.share import ShareState
+from helper.store.moves import Move, check_source, load, load_for, move_row
 from helper.store.records import RevealRow, ShareRow, short
 from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.tx import Tx
-from helper.store.work import Move, check_source, load, load_for, move_row
 
 PREPARED: Final = "prepared"
 """What hosts are told when there is a message to send."""
@@ -95,7 +95,7 @@ def set_aside(tx: Tx, share_ids: Iterable[int], at_ms: int) -> None:
 
 def look_through(tx: Tx, at_ms: int) -> None:
     """Read every share in BROADCAST, so that those that can not be read are set aside."""
-    params = {"state": ShareState.BROADCAST.value, "after": 0, "limit": -1}
+    params = {"state": ShareState.BROADCAST.value, "limit": -1}
     set_aside(tx, [row[0] for row in tx.all("shares_in_state", params)], at_ms)
 
 

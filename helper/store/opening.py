@@ -19,7 +19,8 @@ from helper.store.copying.tables import MOVED, UNFINISHED
 from helper.store.erasure import Eraser
 from helper.store.failure import code_of, translate
 from helper.store.queries import migrations, queries
-from helper.store.tx import Keys, SqliteTx, fact_row, read_fact, read_round_key
+from helper.store.sqlite_tx import SqliteTx
+from helper.store.tx import Keys, fact_row, read_fact, read_round_key
 
 APPLICATION_ID: Final = 0x73564F54
 """What the header of our files says: "sVOT"."""

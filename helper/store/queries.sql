@@ -122,7 +122,7 @@ DELETE FROM damaged WHERE share_id = ?;
 
 -- name: shares_in_state
 SELECT id FROM shares
-WHERE state = :state AND state <> 0 AND id > :after AND id NOT IN (SELECT share_id FROM damaged)
+WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT :limit;
 
 -- More shares counted in a state than were found and set aside there: the index by which they are looked up hides some.
@@ -130,8 +130,11 @@ ORDER BY id LIMIT :limit;
 -- name: is_any_hidden
 SELECT coalesce(sum(n), 0) > (SELECT count(*) FROM damaged WHERE state IN (:state, -1)) FROM counters WHERE state = :state;
 
+-- Beyond :after is asked twice, of the place where SQLite begins and of each row (+): a damaged page can hold rows out of their
+-- order, and whoever goes on behind the last row of a page would get the same ones for ever.
+
 -- name: share_ids
-SELECT id FROM shares WHERE id > :after ORDER BY id LIMIT :limit;
+SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limit;
 
 -- name: round_waiting
 SELECT id FROM shares WHERE round_no = :round_no AND state = 0 LIMIT :limit;
@@ -184,7 +187,7 @@ DELETE FROM reveals WHERE share_id = ?;
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
-WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
+WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT :limit;
 
 -- What the index `reveals_follow_up` is over, letter by letter. A failed share may still have its message.
@@ -359,7 +362,7 @@ SELECT id, uid, who, way, begun_ms, what, wanted, ended_ms, outcome FROM actions
 
 -- name: failed_ids
 SELECT id FROM shares WHERE state <> 0 AND state = 3
-  AND (:round_no IS NULL OR round_no = :round_no) AND id > :after AND id NOT IN (SELECT share_id FROM damaged)
+  AND (:round_no IS NULL OR round_no = :round_no) AND id > :after AND +id > :after AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT :limit;
 
 -- name: ids_by_prefix

@@ -23,10 +23,11 @@ Spent = tuple[bytes, bytes]
 
 
 class Enqueued(Enum):
-    """What became of a share that was handed in."""
+    """What became of a share that was handed in: kept, known before, or of a round that another host has closed."""
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from helper.store.part_queue import QueuePart, report_damaged
 from helper.store.part_work import WorkPart
 from helper.store.reading import Reader
 from helper.store.rows import DamagedShare
+from helper.store.sqlite_tx import SqliteTx
 from helper.store.thread import WriterStats
-from helper.store.tx import SqliteTx
 from helper.store.writer import Writer
 
 
@@ -91,6 +91,10 @@ class SqliteStore(WorkPart, ChainPart, ActsPart, QueuePart):
     def shared(self) -> bool:
         """No: the file is locked by one daemon."""
         return False
+
+    async def sender_host(self) -> str:
+        """Nobody: no other host works on the file."""
+        return ""
 
     async def skew(self) -> float:
         """0: times are this host's."""

@@ -11,10 +11,10 @@ from helper.share import ShareState
 from helper.store.act_base import Checked
 from helper.store.act_rows import Carried
 from helper.store.chainfacts import kept_round
+from helper.store.moves import rewrite
 from helper.store.records import Column, RevealRow, ShareRow, short
 from helper.store.rows import HistoryEntry
 from helper.store.tx import RoundKey, Tx
-from helper.store.work import rewrite
 
 STAGE: Final = "import"
 _STAGE_CHARS: Final = 32

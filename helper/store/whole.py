@@ -40,6 +40,14 @@ class WholeStore(Store, ActStore, Outlook, Protocol):
         """How many leaves of each round's tree are kept."""
         ...
 
+    async def sender_host(self) -> str:
+        """Which of the hosts that share the database sends now, "" for none; "" where there are no others.
+
+        Raises:
+            StoreError: it cannot be asked.
+        """
+        ...
+
     async def skew(self) -> float:
         """How many seconds the database's clock is ahead of this host's; 0 where it is this host's.
 

@@ -23,9 +23,10 @@ from helper.store.jobs import BatchFailedError, Job, resolve, tell
 from helper.store.opening import Opened, open_database
 from helper.store.queries import migrations
 from helper.store.rows import DamagedShare
+from helper.store.sqlite_tx import SqliteTx
 from helper.store.thread import WritingThread
 from helper.store.trouble import Trouble
-from helper.store.tx import UNREADABLE, Keys, SqliteTx
+from helper.store.tx import UNREADABLE, Keys
 
 log = structlog.get_logger("helper.store")
 

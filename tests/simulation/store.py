@@ -25,9 +25,10 @@ from helper.store.opening import FileLock, Opened, _keys, migrate_schema
 from helper.store.queries import queries
 from helper.store.reading import Reader
 from helper.store.sqlite import SqliteStore
+from helper.store.sqlite_tx import SqliteTx
 from helper.store.thread import MAX_BATCH
 from helper.store.trouble import PROBE_EVERY
-from helper.store.tx import Params, SqliteTx
+from helper.store.tx import Params
 from helper.store.writer import Writer
 
 T = TypeVar("T")

@@ -39,9 +39,8 @@ def elsewhere(files: bytes, pattern: bytes, public: list[bytes]) -> list[int]:
 
 def rows_with(helper: Helper, number: int) -> list[str]:
     """Every column of every table that holds this number."""
-    found = []
-    for (table,) in helper.rows("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"):
-        for column in [row[1] for row in helper.rows(f"PRAGMA table_info({table})")]:
-            if helper.rows(f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", number):
-                found.append(f"{table}.{column}")
-    return found
+    return [
+        f"{table}.{column}"
+        for table, column in helper.kept.columns()
+        if helper.rows(f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", number)
+    ]

@@ -24,6 +24,7 @@ from helper.store.copying.tables import (
     LiveShare,
     Row,
     Table,
+    in_order,
     live_shares,
 )
 from helper.store.queries import named
@@ -120,9 +121,19 @@ class Side(ABC):
     # ------------------------------------------------------------------ reading
 
     def page(self, table: Table, after: Key) -> Sequence[Row]:
-        """The next rows of a table by their keys, at most as many as it has at once; the shares' with all their own."""
+        """The next rows of a table by their keys, at most as many as it has at once; the shares' with all their own.
+
+        Raises:
+            StoreCorrupt: they are not in the order of their keys: going on behind the last might never come to an end.
+        """
         if table.start is None:
             return self._whole(table)
+        rows = self._page(table, after)
+        if not in_order(table, after, rows):
+            raise StoreCorrupt(f"{self.label} is damaged: rows of {table.name} are out of their order")
+        return rows
+
+    def _page(self, table: Table, after: Key) -> Sequence[Row]:
         params = (*after, table.rows)
         if table is not SHARES:
             return self.all(f"page_{table.name}", params)

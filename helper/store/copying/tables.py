@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from helper.share import ShareState
@@ -173,6 +174,14 @@ def compare(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Diffe
         elif other != row:
             changed.append(row)
     return Difference(missing, changed, list(there.values()))
+
+
+def in_order(table: Table, after: Key, page: Sequence[Row]) -> bool:
+    """Whether the keys of a page go up, all of them beyond one."""
+    try:
+        return all(one < next_one for one, next_one in pairwise([after, *map(table.key, page)]))
+    except TypeError:  # a column holds what no key is
+        return False
 
 
 def last_common(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Key | None:

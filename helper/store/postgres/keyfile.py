@@ -25,6 +25,9 @@ def read_seals(file: Path) -> Seals:
         with file.open("rb") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             text = opened.read().decode("ascii")
+    except PermissionError as error:
+        advice = f"Its owner must be the helper's user, who must get to its folder too: `chown USER {file}`."
+        raise StoreError(f"the key file {file} cannot be read: {error.strerror}", advice=advice) from None
     except OSError as error:
         raise StoreError(f"the key file {file} cannot be read: {error.strerror}", advice=_ADVICE) from None
     except UnicodeDecodeError:

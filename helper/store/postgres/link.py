@@ -66,6 +66,7 @@ class Link:
             f"-c search_path={self.schema}",
             "-c timezone=UTC",
             f"-c idle_in_transaction_session_timeout={int(self.patience * 1000)}",
+            "-c log_parameter_max_length_on_error=0",
             *_SERVER_LIVELINESS,
         ]
         if reading:

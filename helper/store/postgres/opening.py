@@ -14,12 +14,23 @@ from helper.errors import NothingThere, StoreCorrupt, StoreError, StoreForeign, 
 from helper.store.copying.marks import refuse_marked
 from helper.store.copying.tables import MOVED, UNFINISHED
 from helper.store.postgres.link import Link
-from helper.store.postgres.seals import Seals, UnsealedError
+from helper.store.postgres.seals import NAME_BYTES, Seals, UnsealedError
 from helper.store.postgres.tx import statements
 from helper.store.tx import Keys, fact_row, read_fact
 
 OLDEST_SERVER: Final = 150_000
+_STATEMENT_LOGS: Final = (
+    ("log_statement", ("none", "ddl", "mod")),
+    ("log_min_duration_statement", ("-1",)),
+    ("log_min_duration_sample", ("-1",)),
+    ("log_transaction_sample_rate", ("0",)),
+)
+"""What writes questions into the server's log, with their parameters, and what each is when it does not."""
+_OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
+"""The same of modules, whatever is set for the server's own."""
 _PROBE: Final = b"svote-helper"
+_NAME_SECONDS: Final = 1
+"""How long a name that is held is waited for."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -45,6 +56,7 @@ def connect(link: Link) -> Connection:
                     f"the database runs with {name} = off: what it has answered for could be lost",
                     advice=f"Set {name} = on in postgresql.conf.",
                 )
+        _need_discretion(conn)
         if _setting(conn, "synchronous_commit") not in {"on", "remote_apply"}:
             conn.execute("SET synchronous_commit = on")
         if _setting(conn, "transaction_read_only") == "on":
@@ -55,18 +67,37 @@ def connect(link: Link) -> Connection:
     return conn
 
 
+def _need_discretion(conn: Connection) -> None:
+    """Refuse a server that writes the parameters of questions into its log: when a share arrives, it is asked with the
+    share's own nullifier whether that is spent.
+    """
+    bare = _setting(conn, "log_parameter_max_length") == "0"
+    for name, silent in _OTHER_LOGS if bare else (*_STATEMENT_LOGS, *_OTHER_LOGS):
+        if _setting(conn, name) not in silent:
+            raise StoreError(
+                f"the database writes into its log what it is asked ({name} is set): which joins arrivals to reveals",
+                advice="As its superuser: ALTER ROLE … SET log_parameter_max_length = 0, for the helper's role; and no "
+                "auto_explain and no pgaudit.log_parameter for it.",
+            )
+
+
 def take_name(conn: Connection, link: Link) -> None:
-    """Hold this host's name for as long as the connection lives.
+    """Hold this host's name for as long as the connection lives. The server waits for it a moment: it notices the end
+    of a former holder's connection a little late.
 
     Raises:
         StoreLocked: another process holds it.
     """
-    taken = "SELECT pg_try_advisory_lock(hashtext(%s), hashtext('host ' || %s))"
-    if conn.execute(taken, (link.schema, link.host)).fetchone() != (True,):
+    conn.execute(f"SET lock_timeout = '{_NAME_SECONDS}s'")
+    try:
+        name = (link.schema, link.host)
+        conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
+    except psycopg.errors.LockNotAvailable:
         raise StoreLocked(
             f"another process uses this database under the name {link.host!r}",
             advice="Give every host a name of its own.",
-        )
+        ) from None
+    conn.execute("RESET lock_timeout")
 
 
 def join(conn: Connection, link: Link) -> None:
@@ -115,15 +146,16 @@ def prepare(conn: Connection, link: Link, seals: Seals) -> Keys:
 
     Raises:
         StoreForeign: the schema is another program's, or a newer version's.
-        StoreError: this host's key file is not the others'.
+        StoreError: this host's key file is not the others', or they do not have its first key.
         StoreCorrupt: a key is damaged.
     """
+    _show_keys(conn, link, seals)
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (link.schema,))
         conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(link.schema)))
         _migrate(conn, link)
         keys = Keys(_key(conn, "key.rows"), _key(conn, "key.order"))
-        _check_seals(conn, seals)
+        _check_seals(conn, link, seals)
     return keys
 
 
@@ -152,11 +184,33 @@ def _key(conn: Connection, name: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _check_seals(conn: Connection, seals: Seals) -> None:
-    """Refuse a key file that can not open what the other hosts sealed."""
-    _open_probe(_fact(conn, "seal.check", seals.seal(_PROBE).hex()), seals)
+def _check_seals(conn: Connection, link: Link, seals: Seals) -> None:
+    """Refuse a key file that can not open what the other hosts sealed, or that seals what they can not open."""
+    told = _fact(conn, "seal.check", seals.seal(_PROBE).hex())
+    _open_probe(told, seals)
+    fresh = seals.seal(_PROBE).hex()
+    if told is not None and told[: 2 * NAME_BYTES] != fresh[: 2 * NAME_BYTES]:
+        _need_known(conn, link, seals.names[0])
     # From now on older keys are needed only for as long as what they sealed is kept.
-    conn.execute(statements()["set_meta"], fact_row("seal.check", seals.seal(_PROBE).hex()))
+    conn.execute(statements()["set_meta"], fact_row("seal.check", fresh))
+
+
+def _show_keys(conn: Connection, link: Link, seals: Seals) -> None:
+    """Have others see which keys this host has while the connection lives; their names tell nothing of them."""
+    for name in seals.names:
+        conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('key ' || %s))", (link.schema, name.hex()))
+
+
+def _need_known(conn: Connection, link: Link, name: bytes) -> None:
+    """Refuse to seal with a key that a host that lives does not have: it would not know the nullifiers of these shares
+    when the chain counts them, and what it has taken in no other host looks through again.
+    """
+    if conn.execute(statements()["hosts_without_key"], {"schema": link.schema, "name": name.hex()}).fetchall():
+        raise StoreError(
+            "another host lives that does not have the key that comes first here: it could not work on what that seals",
+            advice="Put the new key second in every host's key file and start them again one after the other; "
+            "then put it first, and start them again likewise.",
+        )
 
 
 def _open_probe(text: str | None, seals: Seals) -> None:
@@ -175,5 +229,6 @@ def _fact(conn: Connection, name: str, fresh: str) -> str | None:
 
 
 def _setting(conn: Connection, name: str) -> str:
-    ((value,),) = conn.execute("SELECT current_setting(%s)", (name,)).fetchall()
+    """A setting as the server tells it, "" where it knows none of this name."""
+    ((value,),) = conn.execute("SELECT coalesce(current_setting(%s, true), '')", (name,)).fetchall()
     return str(value)

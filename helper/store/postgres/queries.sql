@@ -9,6 +9,16 @@ SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
 -- name: alone
 SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
 
+-- The sessions that hold a host's name (lock 3), and do not show a key.
+
+-- name: hosts_without_key
+WITH here AS (
+  SELECT pid, objid FROM pg_locks
+  WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = hashtext(%(schema)s)::oid
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+SELECT pid FROM here WHERE objid = 3
+EXCEPT SELECT pid FROM here WHERE objid = hashtext('key ' || %(name)s)::oid;
+
 -- name: new_ids
 SELECT nextval('share_id') FROM generate_series(1, %s);
 
@@ -27,6 +37,7 @@ SELECT 1 FROM claims WHERE share_id = %s AND fence = %s;
 -- name: lapsed
 SELECT c.share_id FROM claims c JOIN shares s ON s.id = c.share_id
 WHERE c.until < clock_timestamp() AND c.fence <> ALL (%(held)s)
+  AND c.share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY c.until LIMIT %(limit)s FOR UPDATE OF s, c SKIP LOCKED;
 
 -- name: left_behind
@@ -168,7 +179,8 @@ SELECT least(
   (SELECT due_ms FROM shares
    WHERE round_no = k.no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) ORDER BY due_ms LIMIT 1),
   (SELECT (extract(epoch FROM min(c.until)) * 1000)::bigint FROM claims c JOIN shares s ON s.id = c.share_id
-   WHERE s.round_no = k.no AND c.host <> current_setting('application_name')))
+   WHERE s.round_no = k.no AND c.host <> current_setting('application_name')
+     AND c.share_id NOT IN (SELECT share_id FROM damaged)))
 FROM round_keys k WHERE k.round_id = %s;
 
 -- name: change_share
@@ -189,7 +201,7 @@ DELETE FROM damaged WHERE share_id = %s;
 
 -- name: shares_in_state
 SELECT id FROM shares
-WHERE state = %(state)s AND state <> 0 AND id > %(after)s AND id NOT IN (SELECT share_id FROM damaged)
+WHERE state = %(state)s AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
 
 -- name: is_any_hidden

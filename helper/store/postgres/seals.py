@@ -19,7 +19,7 @@ from helper.errors import StoreError
 
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-_ID_BYTES: Final = 4
+NAME_BYTES: Final = 4
 
 
 class UnsealedError(Exception):
@@ -46,6 +46,11 @@ class Seals:
         self._tag_keys = [_derive(key, b"tag") for key in keys]
         self._first = _name(keys[0])
 
+    @property
+    def names(self) -> list[bytes]:
+        """The keys' names (4 bytes each), in their order; what a key sealed begins with its name."""
+        return list(self._boxes)
+
     def seal(self, plain: bytes) -> bytes:
         """The bytes, sealed: the name of the key (4), a random nonce (24), the ciphertext with its tag (16 more)."""
         return self._first + self._boxes[self._first].encrypt(plain)
@@ -57,14 +62,14 @@ class Seals:
             UnsealedError: it is damaged.
             StoreError: it was sealed with a key that this host does not have.
         """
-        box = self._boxes.get(sealed[:_ID_BYTES])
+        box = self._boxes.get(sealed[:NAME_BYTES])
         if box is None:
             raise StoreError(
                 "the database holds shares that are sealed with a key that this host does not have",
                 advice="Give every host the same key file. An older key stays in it until its rounds are purged.",
             )
         try:
-            return box.decrypt(sealed[_ID_BYTES:])
+            return box.decrypt(sealed[NAME_BYTES:])
         except (CryptoError, ValueError) as error:
             raise UnsealedError from error
 
@@ -78,4 +83,4 @@ def _derive(key: bytes, purpose: bytes) -> bytes:
 
 
 def _name(key: bytes) -> bytes:
-    return blake2b(b"name", key=key, digest_size=_ID_BYTES, person=b"svote-store").digest()
+    return blake2b(b"name", key=key, digest_size=NAME_BYTES, person=b"svote-store").digest()

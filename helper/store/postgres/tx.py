@@ -13,7 +13,7 @@ import psycopg
 from helper.share import ShareState
 from helper.store.postgres.sealing import Sealing
 from helper.store.queries import named
-from helper.store.records import ShareRow
+from helper.store.records import RoundRow, ShareRow
 from helper.store.rows import Spent
 from helper.store.tx import Params, Tx
 
@@ -72,6 +72,7 @@ class PgTx(Tx):
     _ids: list[int] = field(default_factory=list)
     _sends: bool | None = None
     _words: set[str] = field(default_factory=set)
+    _over: dict[int, bool] = field(default_factory=dict)
 
     def run(self, name: str, params: Params = ()) -> int:
         """Run a named statement; the number of rows that it changed."""
@@ -140,6 +141,16 @@ class PgTx(Tx):
         if not self.alone_here:
             raise AloneError
         self.all("alone")
+
+    def is_over(self, round_no: int) -> bool:
+        """Whether another host has closed a round; it stands until the commit, so it is asked once."""
+        over = self._over.get(round_no)
+        if over is None:
+            found = self.one("round", (round_no,))
+            row = None if found is None else RoundRow(*found)
+            over = row is not None and row.is_sound(self.keys.rows) and row.closed_ms is not None
+            self._over[round_no] = over
+        return over
 
     def all_spent(self, spent: Sequence[Spent]) -> bool:
         """Whether another host has told all of these, and committed what came of it.
@@ -227,5 +238,6 @@ class PgTx(Tx):
         self._beside = False
         self._sends = None
         self._words.clear()
+        self._over.clear()
         self._taken.clear()
         self._laid.clear()

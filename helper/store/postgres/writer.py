@@ -16,7 +16,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from helper.errors import StoreError
+from helper.errors import StoreError, StoreFull, StoreUnreachable
 from helper.store.jobs import Job, resolve, tell
 from helper.store.postgres.failure import is_lost, translate, worth_repeating
 from helper.store.postgres.link import Link
@@ -163,7 +163,7 @@ class PgWriter(WritingThread[PgTx]):
 
     def _fail(self, batch: list[Job], error: Exception) -> None:
         told = translate(error)
-        if is_lost(error):
+        if isinstance(told, StoreUnreachable | StoreFull):
             self.trouble = str(told)
         for job in batch:
             job.value, job.error = None, told

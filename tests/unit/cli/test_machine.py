@@ -22,7 +22,7 @@ from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.rows import QueueFilter
 from helper.telemetry import log
-from tests.recorded.test_evidence import BUNDLE, FIRST
+from tests.recorded.test_evidence import BUNDLE, FIRST, restated
 from tests.support.schemas import conforms
 from tests.unit.cli.live import Live, live_daemon
 from tests.unit.cli.test_main import run
@@ -170,6 +170,17 @@ def test_validators(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         machine("admin register", "--key-file", "key", "--moniker", "m")
     monkeypatch.setattr(httpx, "request", lambda *_, **__: httpx.Response(200, json=[row]))
     assert machine("admin pending")["pending"]
+
+
+def test_words_of_others_in_what_a_person_is_told_move_no_cursor(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad.zip").write_bytes(restated(**{"\x1b[2J\x07 all is well": 1}))
+    assert "all is well" in machine("proof verify", "bad.zip", code=1)["reason"]
+    assert run("proof", "verify", "bad.zip") == 1
+    said = capsys.readouterr()
+    assert "all is well" in said.err
+    assert not [char for char in said.out + said.err if not char.isprintable() and char not in "\t\n"]
 
 
 def test_evidence_and_transactions(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,14 @@ def test_there_and_back_with_what_an_operator_is_told(here: Setting, capsys: pyt
     assert run("db", "copy", "--to", here.address, "--yes") == 1
     assert "was moved to" in capsys.readouterr().err
 
+    for after, would in (("--erase", "would be deleted"), ("--undo", "would be served again here")):
+        assert run("db", "copy", after, "--dry-run") == 0
+        plan = capsys.readouterr().out
+        assert would in plan
+        assert "would be moved" not in plan
+        assert run("db", "copy", after, "--dry-run", "--json") == 0
+        assert told(capsys)["state"] == "planned"
+
     assert run("db", "copy", "--erase", "--yes", "--json") == 0
     assert told(capsys)["state"] == "erased"
     assert posted(1).share.shares_hash not in here.file.read_bytes()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from helper.errors import StoreError
+from helper.errors import StoreCorrupt, StoreError
 from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import DamagedShare
+from helper.store.copying.file_side import FileSide
+from helper.store.copying.tables import SHARES
 from helper.store.listing import UNREADABLE_NOTE
 from helper.store.records import RevealRow, ShareRow, canonical
 from helper.store.rows import QueueEntry, QueueFilter
@@ -268,6 +272,102 @@ async def test_shares_hidden_by_a_damaged_index_are_put_back_on_start_all_the_sa
     assert await again.recover() == 6
     assert await again.recover() == 0
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 6}}
+
+
+async def test_a_purge_comes_to_its_end_though_an_index_names_a_share_that_is_not_there(
+    opened: Opener, store: SqliteStore, path: Path
+) -> None:
+    await put(store, 1, 2, 3)
+    await store.close()
+    drop_beside(path, "shares_due", "DELETE FROM shares WHERE id = 2")
+    again = await opened(path)
+
+    async with asyncio.timeout(20):
+        assert await again.purge(ROUND) == 2
+
+    assert await again.counts() == {}
+    assert await again._integrity() == []
+
+
+async def test_a_move_of_rows_out_of_their_order_is_refused(store: SqliteStore, path: Path, clock: FakeClock) -> None:
+    await put(store, *range(30))
+    await store.close()
+    side = FileSide(path, clock)
+    side.look()
+    assert len(side.page(SHARES, SHARES.start or ())) == 30
+    side.close()
+    add_entries(path)
+
+    side.look()
+    with pytest.raises(StoreCorrupt, match=r"queue\.db is damaged: rows of shares are out of their order"):
+        side.page(SHARES, SHARES.start or ())
+    side.close()
+
+
+def add_entries(path: Path) -> None:
+    """Flip a bit in the number of entries of the last page of shares: 32 more, which all come to the row number 0."""
+    data = path.read_bytes()
+    count = data.index(posted(29).share.shares_hash) // 4096 * 4096 + 4
+    with path.open("r+b") as file:
+        file.seek(count)
+        file.write(bytes([data[count] ^ 0x20]))
+
+
+def drop_beside(path: Path, index: str, change: str) -> None:
+    """Change a file without one of its indexes, which stays as it was."""
+    schema = "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema WHERE name = ?"
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        (entry,) = conn.execute(schema, (index,)).fetchall()
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("DELETE FROM sqlite_schema WHERE name = ?", (index,))
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute(change)
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", entry)
+
+
+async def test_the_background_check_comes_to_its_end_where_rows_are_out_of_their_order(
+    store: SqliteStore, path: Path
+) -> None:
+    await put(store, *range(31))
+    await settled(store)
+    add_entries(path)
+
+    async with asyncio.timeout(20):
+        assert await store.verify() != []
+
+
+@pytest.mark.parametrize("place", [-2, -1], ids=["key", "row"])
+@pytest.mark.parametrize("sent", [False, True], ids=["failed", "sent"])
+async def test_who_goes_on_behind_the_last_of_a_page_comes_to_the_end_of_a_damaged_index(
+    opened: Opener, store: SqliteStore, path: Path, *, sent: bool, place: int
+) -> None:
+    await put(store, *range(30))
+    for queued in await claim(store):
+        if sent:
+            await store.prepare(queued.id, reveal(queued.id))
+        else:
+            await store.fail(queued.id, stage="proof", note="for good", spend_attempt=True)
+    await store.close()
+    entry = bytes([ShareState.BROADCAST.value if sent else ShareState.FAILED.value, 30, 30])
+    data = bytearray(path.read_bytes())
+    data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index says 14 for the last
+    path.write_bytes(data)
+    again = await opened(path)
+
+    seen: list[int] = []
+    async with asyncio.timeout(20):
+        while page := await page_of(again, seen[-1] if seen else 0, sent=sent):
+            assert page[-1] > max(seen, default=0)
+            seen += page
+    assert set(range(1, 29)) <= set(seen)
+
+
+async def page_of(store: SqliteStore, after: int, *, sent: bool) -> list[int]:
+    """The next seven shares that were sent, or that failed."""
+    if sent:
+        return [one.share_id for one in await store.unconfirmed(limit=7, after_id=after)]
+    return await store.failed_ids(None, after_id=after, limit=7)
 
 
 async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4) -> None:

@@ -18,8 +18,8 @@ from helper.store import SqliteStore
 from helper.store.base import Enqueued
 from helper.store.chainfacts import set_meta
 from helper.store.failure import UnreadableRowError, is_environment, is_full, translate
+from helper.store.sqlite_tx import SqliteTx
 from helper.store.trouble import Trouble
-from helper.store.tx import SqliteTx
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import NOW, ROUND, claim_one, files, posted, put
 

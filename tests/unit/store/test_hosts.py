@@ -14,14 +14,17 @@ from contextlib import suppress
 from secrets import token_hex
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from helper.errors import StoreError, StoreForeign, StoreLocked
+from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.lease.shared import SharedLease
 from helper.share import ShareState
 from helper.store.base import DamagedShare, Enqueued
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.tx import PgTx
+from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
+from tests.support.edges import until
 from tests.support.postgres import Cluster, binaries
 from tests.support.process import PATIENCE
 from tests.unit.lease.test_s3 import lease, used
@@ -378,6 +381,33 @@ async def test_what_another_host_has_put_back_is_nobodys_to_change(join: Join, p
     assert await one.prepare(again.id, reveal(1))
 
 
+async def test_an_operator_retries_on_any_host_also_what_that_host_has_lost(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1)
+    (mine,) = await claim(one)
+    run_out(place)
+    (theirs,) = await claim(two)
+    assert await two.fail(theirs.id, stage="proof", note="for good", spend_attempt=True)
+
+    told = await one.retry_some([mine.id], QueueFilter(), closed=(), note="by ann", dry=False)
+
+    assert told == {"retried": 1}
+    assert await one.counts() == {ROUND: {ShareState.RECEIVED: 1}}
+
+
+async def test_a_damaged_share_that_a_silent_host_had_keeps_back_no_other(join: Join, place: PostgresPlace) -> None:
+    one, two = await join("one"), await join("two")
+    await put(one, 1, 2)
+    damaged, sound = await claim(one)
+    run_out(place)
+    place.change(f"UPDATE claims SET until = until - interval '1 minute' WHERE share_id = {damaged.id}")
+    place.change(f"UPDATE shares SET attempts = 3 WHERE id = {damaged.id}")
+
+    taken = [share.id for _ in range(3) for share in await claim(two, limit=1)]
+
+    assert taken == [sound.id]
+
+
 async def test_a_host_goes_on_with_what_it_has_in_hand_after_its_own_lease_if_nobody_took_it(
     join: Join, place: PostgresPlace
 ) -> None:
@@ -501,6 +531,20 @@ async def test_the_end_of_a_round_takes_shares_out_of_any_hosts_hands(join: Join
     assert not await one.release(mine.id)
 
 
+async def test_a_share_that_comes_to_a_host_that_does_not_know_of_the_rounds_end_is_not_taken(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    await one.save_rounds([ToldRound()], NOW)
+    await put(two, 1)
+    await one.mark_closed(ROUND, NOW)
+    assert await one.close_unspent(ROUND, note="closed") == 1
+
+    late, known = posted(2), posted(1)
+    assert await two.enqueue(late.share, late.nullifier, now=NOW) is Enqueued.CLOSED
+    assert await two.enqueue(known.share, known.nullifier, now=NOW) is Enqueued.DUPLICATE
+
+    assert await one.unsubmitted(ROUND) == {ShareState.FAILED: 1}
+
+
 # ---------------------------------------------------------------------- what is lost
 
 
@@ -517,6 +561,24 @@ async def test_a_lost_connection_is_made_anew_and_a_host_keeps_its_claims(join: 
     assert await one.prepare(mine.id, reveal(1))
     assert one.trouble is None
     assert await one.counts() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
+
+
+async def test_a_full_server_is_told_and_over_with_the_next_share_that_is_kept(
+    join: Join, place: PostgresPlace
+) -> None:
+    one = await join("one")
+    await put(one, 1)
+    place.change("CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE disk_full; END$$")
+    place.change("CREATE TRIGGER no_room BEFORE INSERT ON shares EXECUTE FUNCTION no_room()")
+
+    with pytest.raises(StoreFull, match="nothing was written"):
+        await put(one, 2)
+    assert "nothing was written" in str(one.trouble)
+
+    place.change("DROP TRIGGER no_room ON shares")
+    await put(one, 2)
+    assert one.trouble is None
+    assert await one.counts() == {ROUND: {ShareState.RECEIVED: 2}}
 
 
 async def test_nothing_that_was_answered_is_lost_with_the_server(
@@ -559,6 +621,15 @@ async def test_a_name_is_one_hosts_alone(join: Join, place: PostgresPlace, clock
     await (await join("one")).close()
 
 
+async def test_a_name_is_free_a_moment_after_its_holder_has_gone(join: Join, place: PostgresPlace) -> None:
+    with place.connect() as former:
+        former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (place.schema,))
+        opening = asyncio.ensure_future(join("one"))
+        waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        await until(lambda: former.execute(waits).fetchone() is not None)
+    await (await opening).close()
+
+
 async def test_a_host_with_another_key_is_refused_and_keys_can_be_changed(
     place: PostgresPlace, clock: FakeClock, join: Join
 ) -> None:
@@ -577,6 +648,25 @@ async def test_a_host_with_another_key_is_refused_and_keys_can_be_changed(
     await both.close()
     with pytest.raises(StoreError, match="key"):
         await place.store(clock, print, seals=SEALS).open()
+
+
+async def test_a_new_key_seals_only_when_every_host_that_lives_has_it(place: PostgresPlace, clock: FakeClock) -> None:
+    new = b"n" * 32
+    old = place.store(clock, print, host="two")
+    await old.open()
+    with pytest.raises(StoreError, match="does not have") as refused:
+        await place.store(clock, print, seals=[new, *SEALS]).open()
+    assert "second" in refused.value.advice
+    await old.close()
+
+    knows = place.store(clock, print, host="two", seals=[*SEALS, new])
+    seals = place.store(clock, print, seals=[new, *SEALS])
+    await knows.open()
+    await seals.open()
+    await put(seals, 1)
+    assert len(await knows.apply_block(1, [(ROUND, posted(1).nullifier)], now=NOW)) == 1
+    await seals.close()
+    await knows.close()
 
 
 async def test_another_programs_schema_and_a_newer_versions_are_refused(
@@ -612,6 +702,29 @@ async def test_no_witness_ever_reaches_the_servers_disk(
     await one.apply_block(1, [(ROUND, posted(901).nullifier)], now=NOW)
     await one.erased()
     assert place.rows("SELECT id FROM shares") == [(2,)]
+
+
+async def test_a_server_that_writes_parameters_into_its_log_is_refused(
+    place: PostgresPlace, clock: FakeClock, request: pytest.FixtureRequest
+) -> None:
+    server: Cluster = request.getfixturevalue("cluster")
+    role = f"told_{place.schema}"
+    place.change(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    place.change(f"ALTER ROLE {role} SET log_min_duration_statement = 0")
+    theirs = PostgresPlace(make_conninfo(place.address, user=role), place.schema)
+    with pytest.raises(StoreError, match="log_min_duration_statement") as refused:
+        await theirs.store(clock, print).open()
+    assert "log_parameter_max_length = 0" in refused.value.advice
+
+    place.change(f"ALTER ROLE {role} SET log_parameter_max_length = 0")
+    one = theirs.store(clock, print)
+    await one.open()
+    await put(one, 903)
+    await one.close()
+
+    written = (server.folder / "log").read_bytes()
+    assert b"FROM tombstones" in written
+    assert posted(903).nullifier.hex().encode() not in written
 
 
 async def test_the_clocks_are_compared(join: Join, clock: FakeClock) -> None:

@@ -45,3 +45,16 @@ def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
 def test_a_file_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file"):
         read_seals(tmp_path / "none")
+
+
+def test_a_file_of_somebody_else_is_to_be_handed_over_and_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StoreError, match="cannot be read: Permission denied") as caught:
+        read_seals(tmp_path / "key")
+    assert "openssl" not in caught.value.advice, "shares that wait are lost with the old key"
+    assert "chown" in caught.value.advice

@@ -16,7 +16,7 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.share import ShareState
 from helper.store import SqliteStore, opening, sqlite_version
 from helper.store.queries import migrations
-from helper.store.tx import SqliteTx
+from helper.store.sqlite_tx import SqliteTx
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import ROUND, Opener, files, hands_on, put
 
