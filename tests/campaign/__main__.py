@@ -1,7 +1,7 @@
-"""Run the campaigns: `python -m tests.campaign [--only NAME …] [--quick] [--seed N] [--rest]`.
+"""Run the campaigns: `python -m tests.campaign [--store NAME] [--only NAME …] [--quick] [--seed N] [--rest]`.
 
 Prints a table, and writes every run to `build/campaign.json`. Exit status 1 when a promise was broken. All of them take
-hours: `--rest` goes on where a run was ended, and prints the table of them all.
+hours: `--rest` goes on where a run was ended, with the same store or with another, and prints the table of them all.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.campaign.base import Findings, Setting
-from tests.campaign.registry import NAMES, campaign
+from tests.campaign.registry import NAMES, STORES, campaign, names
+from tests.campaign.stores import cluster_of
 
 REPORT = Path("build/campaign.json")
+Found = dict[tuple[str, str], dict[str, Any]]
+"""What was found, by store and campaign."""
 
 
 def code() -> str:
@@ -33,25 +36,29 @@ def code() -> str:
     return told.stdout.strip() or "unknown"
 
 
-def found_before(*, seed: int, quick: bool) -> dict[str, dict[str, Any]]:
-    """What the report has of this seed and length and held, by campaign: what broke is to be run again."""
+def found_before(*, seed: int, quick: bool) -> Found:
+    """What the report has of this seed and length and held: what broke is to be run again."""
     if not REPORT.exists():
         return {}
     results: list[dict[str, Any]] = json.loads(REPORT.read_text())
-    return {one["name"]: one for one in results if (one["seed"], one["quick"], one["held"]) == (seed, quick, True)}
+    results = [{"store": STORES[0], **one} for one in results]  # older reports know of no other
+    held = [one for one in results if (one["seed"], one["quick"], one["held"]) == (seed, quick, True)]
+    return {(one["store"], one["name"]): one for one in held}
 
 
-def run_one(name: str, *, seed: int, quick: bool) -> dict[str, Any]:
+def run_one(name: str, *, store: str, seed: int, quick: bool) -> dict[str, Any]:
     """Run one campaign in a folder of its own; an error of its own is a broken promise too."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-", ignore_cleanup_errors=True) as folder:
         try:
-            findings = asyncio.run(_run(name, Setting(seed, quick, Path(folder))))
+            with cluster_of(store) as cluster:
+                findings = asyncio.run(_run(name, Setting(seed, quick, Path(folder), cluster)))
         except Exception as error:
             traceback.print_exc()
             findings = Findings()
             findings.exactly("error", f"{type(error).__name__}: {error}", "none")
-    told = {"name": name, "seed": seed, "quick": quick, "code": code(), "seconds": time.monotonic() - began}
+    seconds = time.monotonic() - began
+    told = {"name": name, "store": store, "seed": seed, "quick": quick, "code": code(), "seconds": seconds}
     return {**told, **findings.as_json()}
 
 
@@ -65,7 +72,8 @@ def table(results: list[dict[str, Any]]) -> Table:
     for column in ("campaign", "goal", "promised", "found", ""):
         made.add_column(column, overflow="fold")
     for result in results:
-        first = f"{result['name']}\n[dim]{result['seconds']:.0f} s, seed {result['seed']}, {result['code']}[/dim]"
+        told = f"{result['store']}, {result['seconds']:.0f} s, seed {result['seed']}, {result['code']}"
+        first = f"{result['name']}\n[dim]{told}[/dim]"
         for goal, found in result["goals"].items():
             verdict = "[green]held[/green]" if found["held"] else "[red]BROKEN[/red]"
             made.add_row(first, goal, found["promise"], str(found["figure"]), verdict)
@@ -76,28 +84,36 @@ def table(results: list[dict[str, Any]]) -> Table:
     return made
 
 
-def write_report(found: dict[str, dict[str, Any]]) -> None:
+def in_order(found: Found) -> list[dict[str, Any]]:
     """What was found so far, in the order of the registry."""
-    results = [found[name] for name in NAMES if name in found]
+    return [found[store, name] for store in STORES for name in NAMES if (store, name) in found]
+
+
+def write_report(found: Found) -> None:
+    """Keep what was found so far."""
     REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    REPORT.write_text(json.dumps(in_order(found), indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
+    parser.add_argument("--store", choices=STORES, default=STORES[0], help="where helpers keep their queues")
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="the short forms, as CI runs them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rest", action="store_true", help="run only what the report does not have yet")
     options = parser.parse_args()
-    found = found_before(seed=options.seed, quick=options.quick) if options.rest else {}
-    for name in options.only or NAMES:
-        if name not in found:
+    store, seed, quick = options.store, options.seed, options.quick
+    if foreign := set(options.only or ()) - set(names(store)):
+        parser.error(f"with this store there is nothing to try in: {', '.join(sorted(foreign))} (see registry.py)")
+    found = found_before(seed=seed, quick=quick) if options.rest else {}
+    for name in options.only or names(store):
+        if (store, name) not in found:
             print(f"{name} …", file=sys.stderr, flush=True)
-            found[name] = run_one(name, seed=options.seed, quick=options.quick)
+            found[store, name] = run_one(name, store=store, seed=seed, quick=quick)
             write_report(found)
-    results = [found[name] for name in NAMES if name in found]
+    results = in_order(found)
     Console().print(table(results))
     return 0 if all(result["held"] for result in results) else 1
 

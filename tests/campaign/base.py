@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.postgres import Cluster
+
 T = TypeVar("T")
 Figure = float | int | str
 
@@ -20,11 +22,13 @@ class Setting:
         seed: what all dice of the run are seeded with.
         quick: the short form, as CI runs it.
         folder: an empty folder of the run's own.
+        cluster: the PostgreSQL server of the run's own that helpers keep their queues in, None where they have files.
     """
 
     seed: int
     quick: bool
     folder: Path
+    cluster: Cluster | None = None
 
     def scale(self, full: T, quick: T) -> T:
         """A length: of the whole campaign or of its short form."""

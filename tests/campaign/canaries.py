@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devnet.ballot import Ballot
 from helper.share import ShareKey
 
+Votes = Sequence[tuple[Ballot, int]]
+"""Votes, each with the position of its commitment."""
 PIECE = 12
 """Characters of a written secret that count as telling it."""
 
@@ -24,6 +26,21 @@ def secrets_of(vote: Ballot, position: int) -> dict[str, bytes]:
         held = {"blind": share.blind, "c1": share.c1, "c2": share.c2, "commitment": commitment, "key": key.encode()}
         found |= {f"{what} {share.index} of {name}": value for what, value in held.items()}
     return found
+
+
+def held_of(votes: Votes) -> dict[str, bytes]:
+    """The secrets that are columns of rows: a key is only ever hashed."""
+    found = {name: value for vote, at in votes for name, value in secrets_of(vote, at).items()}
+    return {name: value for name, value in found.items() if not name.startswith("key")}
+
+
+def nullifiers_of(votes: Votes) -> dict[str, bytes]:
+    """The nullifiers of all their shares."""
+    return {
+        f"nullifier {share.index} of {vote.commitment.hex()[:8]}": share.nullifier
+        for vote, _ in votes
+        for share in vote.shares
+    }
 
 
 def left_in(data: bytes, secrets: Mapping[str, bytes]) -> list[str]:

@@ -88,7 +88,9 @@ async def run(setting: Setting) -> Findings:
         await chain.start()
         try:
             poll = {"poll_seconds": setting.scale(1.0, 0.2)}
-            async with helping(setting.folder, http, chain, env=wrong.env, chain=poll) as helper:
+            async with helping(
+                setting.folder, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
+            ) as helper:
                 crowds = [Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("near", "far")]
                 await _play(Scene(setting, findings, chain, helper, wrong, *crowds))
         finally:

@@ -5,9 +5,13 @@ again and again). Beside them operators' commands run one after the other, both 
 read the file (with the settings of a helper whose control socket nobody serves); the control socket is asked; one
 backup follows the other; and a second daemon is started on the file, again and again.
 
-What must hold. Nobody is ever told "locked": not in an answer, not in a command's output, not in the log; only the
-second daemon is, at once, with exit status 1. No answer is a 5xx, no command fails, every backup is whole; and what
-every campaign promises.
+With PostgreSQL all commands ask the daemon, `pg_dump` makes the backups, and the second daemon has the name of the
+first. It is refused by the database when all of the service is loaded, which takes two seconds of CPU, while a file's
+lock is asked for before anything else: within 5 s, then.
+
+What must hold. Nobody is ever told "locked", or of a deadlock: not in an answer, not in a command's output, not in the
+log; only the second daemon is, at once, with exit status 1. No answer is a 5xx, no command fails, every backup is
+whole; and what every campaign promises.
 
 The planted bug that it caught: the backup made sure first that nobody writes (`BEGIN IMMEDIATE` over a connection that
 may write, in helper/store/snapshot.py). It printed ""locked" anywhere: 1 (= 0)" and "commands that failed: db backup: 1
@@ -27,12 +31,17 @@ from helper.telemetry.stats import percentile
 from tests.campaign import witness
 from tests.campaign.base import Campaign, Findings, Setting
 from tests.campaign.crowd import Crowd
+from tests.campaign.lives import HELD
 from tests.support.command import Ran, command
 from tests.support.harness import STAND_IN, Helper, running
+from tests.support.postgres import Cluster
 
+REFUSED = {"sqlite": 1, "postgres": 5}
+"""Seconds in which a second daemon is refused."""
 POSTERS = 64
 VOTE = 16
 NOT_FOUND = 5
+IN_THE_WAY = ("locked", "busy", "deadlock", "could not serialize")
 ENV = {"SVOTE_HELPER_BACKUP_PASSPHRASE": "correct horse battery staple"}
 
 
@@ -62,7 +71,8 @@ class Seen:
 async def run(setting: Setting) -> Findings:
     """Let everyone loose for a while, and judge."""
     findings, seen = Findings(), Seen()
-    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN) as (chain, helper):
+    place = setting.cluster
+    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN, cluster=place) as (chain, helper):
         crowd = Crowd(chain, lambda: [helper.url], setting.dice("crowd"))
         round_id = await chain.open_round()
         votes = await crowd.vote(round_id, setting.scale(300, 24))
@@ -77,7 +87,7 @@ async def run(setting: Setting) -> Findings:
                 crowd.post(votes, lambda: int(begin + dice.uniform(0, 1.2 * seconds)), posters=POSTERS, pause=pause)
             )
         await witness.drained(chain, crowd.ledger, setting.scale(180, 60))
-        _judge(findings, helper, seen, crowd)
+        _judge(findings, helper, seen, crowd, REFUSED["sqlite" if setting.cluster is None else "postgres"])
         await witness.judge(findings, chain, crowd.ledger)
         await witness.unharmed(findings, helper)
     return findings
@@ -106,7 +116,8 @@ def _others(setting: Setting, helper: Helper, seen: Seen) -> list[Callable[[], A
 
     async def operator() -> None:
         await ask(helper.config, "daemon")
-        await ask(alone, "file")
+        if setting.cluster is None:
+            await ask(alone, "file")
 
     async def socket() -> None:
         answer = await helper.operator("/stats")
@@ -121,27 +132,44 @@ def _others(setting: Setting, helper: Helper, seen: Seen) -> list[Callable[[], A
         seen.ran("db backup", await command(*arguments, env=ENV))
         seen.ran("db check", await command("db", "check", "--config", str(helper.config), "--json"))
 
+    async def dump() -> None:
+        assert setting.cluster is not None
+        seen.ran("pg_dump", await asyncio.to_thread(_dump, setting.cluster))
+
     async def second() -> None:
         seen.second.append(await command("serve", "--config", str(alone), "--port", "0", apart=True))
         await asyncio.sleep(1)
 
-    return [operator, socket, backup, second]
+    return [operator, socket, backup if setting.cluster is None else dump, second]
 
 
-def _judge(findings: Findings, helper: Helper, seen: Seen, crowd: Crowd) -> None:
+def _dump(cluster: Cluster) -> Ran:
+    """A backup as PostgreSQL makes it, to its end."""
+    began = time.monotonic()
+    ended = cluster.run("pg_dump", cluster.address)
+    whole = b"database dump complete" in ended.stdout[-200:]
+    said = ended.stderr.decode(errors="replace")
+    return Ran(ended.returncode or int(not whole), "", said, time.monotonic() - began)
+
+
+def _judge(findings: Findings, helper: Helper, seen: Seen, crowd: Crowd, refused_in: float) -> None:
     for name, runs in seen.runs.items():
         findings.figure(f"{name}, times", runs)
         findings.at_least(f"{name} came to its turn", runs, 1)
     findings.figure("POST p99, ms", 1000 * (percentile(crowd.ledger.waits, 0.99) or 0))
     said = [*seen.texts, *(text for _, text in crowd.refused), helper.log.read_text(errors="replace")]
-    findings.exactly('"locked" anywhere', sum("locked" in text or "busy" in text for text in said), 0)
+    findings.exactly('"locked" anywhere', sum(word in text for text in said for word in IN_THE_WAY), 0)
     findings.exactly("commands that failed", "; ".join(seen.failed) or "none", "none")
     findings.exactly("POSTs answered 5xx", sum(crowd.answers[code] for code in crowd.answers if code >= 500), 0)
     findings.exactly("POSTs refused", len(crowd.refused), 0)
-    refused = [ran for ran in seen.second if ran.code == 1 and "another daemon" in ran.err]
+    refused = [ran for ran in seen.second if ran.code == 1 and _names_another(ran.err)]
     findings.at_least("second daemons started", len(seen.second), 1)
     findings.exactly("of them not refused", len(seen.second) - len(refused), 0)
-    findings.at_most("seconds to refuse a second daemon, at most", max(ran.seconds for ran in seen.second), 1)
+    findings.at_most("seconds to refuse a second daemon, at most", max(ran.seconds for ran in seen.second), refused_in)
+
+
+def _names_another(told: str) -> bool:
+    return "another daemon" in told or HELD in told
 
 
 CAMPAIGN = Campaign("contention", run)

@@ -9,6 +9,9 @@ What must hold: no acknowledged share lost, early or twice; the service is ready
 made anew than kills × workers; no attempt spent, as a death that is not the share's fault costs it none (a third
 worker's under one share does, by the table).
 
+With PostgreSQL the name of a host that was killed is free when the server knows of it: a life that begins earlier is
+refused and begun again, as a service manager would.
+
 Planted: `Service.run` no longer called `store.recover()`, so that shares taken up at a kill stayed taken up. The short
 form said: "acknowledged and not counted: 27 (= 0)", "shares left in the database: 27 (= 0)".
 """

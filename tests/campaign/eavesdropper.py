@@ -71,7 +71,8 @@ PAGE = 1000
 async def run(setting: Setting) -> Findings:
     """Listen, then read."""
     findings = Findings()
-    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN) as (chain, helper):
+    place = setting.cluster
+    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN, cluster=place) as (chain, helper):
         round_id = await chain.open_round()
         await chain.delegate(round_id, BEYOND_HEIGHTS)
         posters, voters = (Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("posters", "voters"))

@@ -35,7 +35,8 @@ ROUND_SECONDS = 3600
 async def run(setting: Setting) -> Findings:
     """Post the herd, post others while it is worked, and ask the witness."""
     findings = Findings()
-    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN) as (chain, helper):
+    place = setting.cluster
+    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN, cluster=place) as (chain, helper):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
         herd, others = (Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("herd", "others"))
         votes = await herd.vote(round_id, setting.scale(313, 38))

@@ -108,9 +108,13 @@ async def _scene(setting: Setting, findings: Findings, http: httpx.AsyncClient) 
         round_id = await chain.open_round()
         await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
         async with contextlib.AsyncExitStack() as stack:
+            kinds: list[dict[str, Any]] = [{"helper": {"trusted_proxies": [PROXY]}}]
+            kinds.append({"helper": LIFTED, **_everything(chain)})
             usual, lifted = await asyncio.gather(
-                stack.enter_async_context(helping(folders[0], http, chain, helper={"trusted_proxies": [PROXY]})),
-                stack.enter_async_context(helping(folders[1], http, chain, helper=LIFTED, **_everything(chain))),
+                *(
+                    stack.enter_async_context(helping(folder, http, chain, cluster=setting.cluster, **sections))
+                    for folder, sections in zip(folders, kinds, strict=True)
+                )
             )
             crowd = Crowd(chain, lambda: [usual.url], setting.dice("votes"))
             yield Scene(setting, findings, chain, round_id, usual, lifted, crowd)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import random
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ START = 300.0
 """Seconds in which a life must be up without help, on a machine that others use too."""
 FREE_DEATHS = 2
 """How many workers may die under a share before it costs the share an attempt."""
+HELD = "another process uses this database under the name"
+"""What a life is told that begins before the server knows of the end of the last one."""
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Lives:
     Attributes:
         number: how many lives there are to be, the last that is left to live not among them.
         tally: the file with a byte for each proof that a stand-in prover began.
+        again: how often a life had to be begun once more, as the last one's name was not free yet.
     """
 
     helper: Helper
@@ -53,6 +55,7 @@ class Lives:
     tally: Path
     seconds: float
     dice: random.Random
+    again: int = 0
 
     @property
     def proofs_begun(self) -> int:
@@ -63,9 +66,23 @@ class Lives:
         """Begin a life."""
         self.helper.launch(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.tally))
 
+    async def up(self) -> None:
+        """Wait until this life listens; it is begun again, as by a supervisor, where its name is not free yet."""
+        while True:
+            try:
+                await self.helper.listening()
+            except AssertionError:
+                ended = self.helper.process is not None and self.helper.process.poll() is not None
+                if not ended or HELD not in self.helper.tail().splitlines()[-1]:
+                    raise
+                self.again += 1
+                self.launch()
+            else:
+                return
+
     async def ready(self) -> None:
         """Wait until this life works its queue: real provers make their keys first, and missed blocks are read."""
-        await self.helper.listening()
+        await self.up()
         async with self.helper.patience("is ready", START):
             while True:
                 with contextlib.suppress(AssertionError):
@@ -107,9 +124,10 @@ class Lives:
                     await asyncio.sleep(0.05)
         findings.exactly("exit status of the last life", await self.helper.stop(), 0)
         findings.exactly("shares left in the database", self.helper.rows("SELECT count(*) FROM shares")[0][0], 0)
-        findings.exactly("integrity_check", integrity(self.helper.db), "ok")
+        findings.exactly("integrity_check", self.helper.kept.integrity(), "ok")
         spent, allowed = attempts(self.helper.log)
         findings.exactly("attempts spent", spent - allowed, 0)
+        findings.figure("lives refused, as the last one's name was not free", self.again)
         findings.figure("attempts that a third death of a worker cost", allowed)
 
     async def extra_proofs(self, findings: Findings, kills: int) -> None:
@@ -143,7 +161,7 @@ async def lives(
         await chain.start()
         port = free_port()
         settings = {"port": port, "max_concurrent_proofs": WORKERS}
-        helper = Helper(folder, http, chain, program=program, helper=settings)
+        helper = Helper(folder, http, chain, program=program, cluster=setting.cluster, helper=settings)
         try:
             yield Lives(
                 helper=helper,
@@ -171,9 +189,3 @@ def attempts(log: Path) -> tuple[int, int]:
             spent += entry["event"] in {"a reveal failed and is tried again", "a share has failed for good"}
             allowed += entry["event"] == "prover worker died under a share" and entry["crashes"] > FREE_DEATHS
     return spent, allowed
-
-
-def integrity(db: Path) -> str:
-    """What SQLite says of a closed database."""
-    with contextlib.closing(sqlite3.connect(db)) as file:
-        return "; ".join(str(row[0]) for row in file.execute("PRAGMA integrity_check"))

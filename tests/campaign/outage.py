@@ -35,6 +35,8 @@ from tests.support.harness import STAND_IN, Helper, helping
 BLOCK_SECONDS = 0.3
 PROVERS = 2
 PROOF_SECONDS = 0.1
+LEASE = 600
+"""Seconds of a lease in a shared database, so long by the server's clock, whose time is the real one."""
 FULL_SPEED = PROVERS / PROOF_SECONDS
 """Proofs a (real) second."""
 
@@ -74,7 +76,12 @@ async def run(setting: Setting) -> Findings:
                     },
                 }
                 program, env = (*STAND_IN, *flags), {"STANDIN_SECONDS": str(PROOF_SECONDS)}
-                async with helping(setting.folder, http, chain, program=program, env=env, **sections) as helper:
+                place = setting.cluster
+                if place is not None:
+                    sections["store"] = {"lease_seconds": LEASE}
+                async with helping(
+                    setting.folder, http, chain, program=program, cluster=place, env=env, **sections
+                ) as helper:
                     there = chain.by_node(1)
                     crowd = Crowd(there, lambda: [helper.url], setting.dice("votes"))
                     await _play(findings, Scene(setting, clock, there, helper, ports, crowd))

@@ -1,4 +1,4 @@
-"""All campaigns, in the order in which they run."""
+"""All campaigns, in the order in which they run, and with which stores."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ NAMES = (
 """Each is a module of this package with a `CAMPAIGN`."""
 HURRIED = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
 """Those that promise something within a second or so: a test suite runs them with nothing beside them."""
+ONE_STORE = {
+    "writes": "the writes that it kills at are the helper's own; on PostgreSQL they are the server's",
+    "disk": "the disk that it fills and breaks is the helper's own; on PostgreSQL it is the server's",
+    "corruption": "it flips bits in the pages of a SQLite file",
+    "backup": "it makes SQLite's online backups; PostgreSQL has its own",
+    "hosts": "it has PostgreSQL anyway, for three hosts of the store alone",
+    "roles": "it has PostgreSQL anyway, for hosts of all roles",
+    "lease": "it has a lease in an object store, and no queue",
+}
+"""Those that have a meaning with one store only, and why; they run with the default."""
+STORES = ("sqlite", "postgres")
+
+
+def names(store: str) -> tuple[str, ...]:
+    """The campaigns that run with this store, in their order."""
+    return tuple(name for name in NAMES if store == "sqlite" or name not in ONE_STORE)
 
 
 def campaign(name: str) -> Campaign:

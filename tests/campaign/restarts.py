@@ -37,7 +37,7 @@ async def run(setting: Setting) -> Findings:
 
         async def end(life: int) -> None:
             nonlocal at_work
-            await story.helper.listening()
+            await story.up()
             if life not in early:
                 await story.ready()
             await asyncio.sleep(dice.uniform(0, STARTING if life in early else LIFE))

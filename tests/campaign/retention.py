@@ -12,6 +12,10 @@ witness, no position, transaction, hash or proof, and its nullifier once only, a
 database nothing of it ever is: not in another file, the temporary folder, the log at its most talkative, an operator's
 answer, an error's body, or a core file. A piece of 12 characters of a secret in hex or base64 counts as telling it.
 
+With PostgreSQL (`left_in_server.py`) nothing of a share is ever to be in any file of the server: tables, write-ahead
+log, or the server's own log. Within 5 s of the confirmation its rows are gone, and its nullifier is one among all spent
+ones.
+
 The planted bug that it caught: `Eraser.note_deleted` did nothing, so that the write-ahead log was not truncated after a
 confirmation. It printed "seconds from confirmation to erasure: 21.1203 (≤ 5)", "positions left in the database's
 bytes: 450 (= 0)" and "nullifiers not exactly once in it: 48 (= 0)".
@@ -35,20 +39,21 @@ from devnet.ballot import Ballot
 from devnet.tx import Reveal, decode
 from tests.campaign import watch, witness
 from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.canaries import Eyes, left_in, malformed, secrets_of
+from tests.campaign.canaries import Eyes, Votes, held_of, malformed, nullifiers_of
 from tests.campaign.crowd import SHARES, Crowd
+from tests.campaign.left_in_file import FileSearch
+from tests.campaign.left_in_server import ServerSearch
 from tests.support.devnet import Chain
-from tests.support.erased import elsewhere, public_of, rows_with
 from tests.support.harness import STAND_IN, Helper, soon
+from tests.support.kept import Schema
 from tests.support.process import gone
-
-Votes = Sequence[tuple[Ballot, int]]
 
 FAR = 70_000
 """Leaves before the votes."""
 PROMISED = 5.0
 """Seconds from the confirmation to the erasure."""
 NULL = {"/dev/null", "/dev/tty"}
+Search = FileSearch | ServerSearch
 
 
 async def run(setting: Setting) -> Findings:
@@ -61,7 +66,7 @@ async def run(setting: Setting) -> Findings:
         chain = Chain(setting.folder, http, "--stand-in-proofs", "--block-seconds", "0.3")
         await chain.start()
         try:
-            helper = Helper(state, http, chain, program=STAND_IN)
+            helper = Helper(state, http, chain, program=STAND_IN, cluster=setting.cluster)
             await helper.start(TMPDIR=str(temp), SQLITE_TMPDIR=str(temp))
             try:
                 await helper.ready()
@@ -77,19 +82,21 @@ async def _look(findings: Findings, setting: Setting, chain: Chain, helper: Help
     pids = [helper.pid, *await helper.workers()]
     opened = watch.Opened(pids)
     said: list[str] = []
+    kept = helper.kept
+    search = ServerSearch(findings, helper, kept) if isinstance(kept, Schema) else FileSearch(findings, helper)
     async with opened.watched(setting.folder / "trace"):
-        votes, crowd = await _live(findings, setting, chain, helper, said)
+        votes, crowd = await _live(search, setting, chain, helper, said)
     await witness.judge(findings, chain, crowd.ledger)
-    beside = {path for path in opened.paths if not _of_database(path, helper) and path not in NULL}
+    beside = {path for path in opened.paths if not search.of_database(path) and path not in NULL}
     validators = str(helper.db.with_name("svote-admin.db"))  # nothing of a share comes near it; it is searched below
     beside = {path for path in beside if path != str(helper.log) and not path.startswith(validators)}
     findings.figure("files opened are told by", "strace" if opened.by_strace else "looking often")
     findings.at_least("files seen to be opened for writing", len(opened.paths), 2)
     findings.exactly("files opened for writing beside the databases", ", ".join(sorted(beside)) or "none", "none")
     await _cores(findings, setting, helper, pids, temp)
-    eyes = Eyes([one for vote, position in votes for one in _all_of(vote, position)], [at for _, at in votes])
+    eyes = Eyes([*held_of(votes).values(), *nullifiers_of(votes).values()], [at for _, at in votes])
     others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
-    others = [path for path in others if not _of_database(str(path), helper)]
+    others = [path for path in others if not search.of_database(str(path))]
     findings.exactly("hits in other files, the log at debug among them", sum(map(_seen_in(eyes), others)), 0)
     findings.at_least("lines of the log", helper.log.read_text().count("\n"), 20)
     findings.exactly("hits in answers to operators and wallets, errors among them", sum(map(eyes.seen, set(said))), 0)
@@ -100,20 +107,10 @@ def _seen_in(eyes: Eyes) -> Callable[[Path], int]:
     return lambda path: eyes.seen_in_bytes(path.read_bytes())
 
 
-def _all_of(vote: Ballot, position: int) -> list[bytes]:
-    return [*_held(vote, position).values(), *(share.nullifier for share in vote.shares)]
-
-
-def _of_database(path: str, helper: Helper) -> bool:
-    return path.startswith(str(helper.db))
-
-
 # ---------------------------------------------------------------------- the shares' life
 
 
-async def _live(
-    findings: Findings, setting: Setting, chain: Chain, helper: Helper, said: list[str]
-) -> tuple[Votes, Crowd]:
+async def _live(search: Search, setting: Setting, chain: Chain, helper: Helper, said: list[str]) -> tuple[Votes, Crowd]:
     """Two waves of shares, each looked for after its confirmation."""
     round_id = await chain.open_round()
     await chain.delegate(round_id, FAR)
@@ -121,42 +118,34 @@ async def _live(
     votes = await crowd.vote(round_id, setting.scale(13, 3))
     await helper.knows_leaf(round_id, max(position for _, position in votes))
     half = len(votes) // 2
-    due, later = soon(setting.scale(8, 4)), soon(setting.scale(20, 10))
+    due, later = (soon(search.look_seconds + seconds) for seconds in setting.scale((8, 20), (4, 10)))
     await asyncio.gather(crowd.post(votes[:half], lambda: due), crowd.post(votes[half:], lambda: later))
-    files = helper.bytes_on_disk()
-    held = {name: value for vote, at in votes for name, value in _held(vote, at).items()}
-    findings.exactly("waiting secrets that the search does not find", len(held) - len(left_in(files, held)), 0)
+    search.waiting(votes)
     operators = asyncio.create_task(_operators(helper, said))
     try:
         await _wrong_posts(helper, votes, setting.dice("wrong"), said)
-        seconds = [await _erased(chain, helper, votes[:half]), await _erased(chain, helper, votes[half:])]
+        waves = ((votes[:half], len(votes) - half), (votes[half:], 0))
+        seconds = [await _erased(search, chain, helper, some, 16 * waiting) for some, waiting in waves]
     finally:
         operators.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await operators
-    findings.at_most("seconds from confirmation to erasure", max(seconds), PROMISED)
-    await _after(findings, helper, votes)
+    search.findings.at_most("seconds from confirmation to erasure", max(seconds), PROMISED)
+    search.after(votes, await _transactions(chain, votes))
+    for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(nullifiers_of(votes))}.items():
+        search.findings.exactly(f"rows in {table}", helper.rows(f"SELECT count(*) FROM {table}")[0][0], rows)
     return votes, crowd
 
 
-def _held(vote: Ballot, position: int) -> dict[str, bytes]:
-    """The secrets that are columns of rows: a key is only ever hashed."""
-    return {name: value for name, value in secrets_of(vote, position).items() if not name.startswith("key")}
-
-
-async def _erased(chain: Chain, helper: Helper, votes: Votes) -> float:
+async def _erased(search: Search, chain: Chain, helper: Helper, votes: Votes, waiting: int) -> float:
     """Wait until the votes are confirmed and nothing of them is left; how long the latter took."""
     for vote, _ in votes:
         await _until(helper, lambda vote=vote: _is_confirmed(helper, vote))  # type: ignore[misc]
     confirmed = time.monotonic()
-    secrets = {name: value for vote, at in votes for name, value in secrets_of(vote, at).items()}
-    secrets |= await _transactions(chain, votes)
-    nullifiers = [share.nullifier for vote, _ in votes for share in vote.shares]
+    public = await _transactions(chain, votes)
     while True:
-        looked, files = time.monotonic(), helper.bytes_on_disk()
-        left = left_in(files, secrets) + [one.hex() for one in nullifiers if files.count(one) != 1]
-        left += [name for _, position in votes for name in rows_with(helper, position)]
-        if not left or looked - confirmed > 4 * PROMISED:
+        looked = time.monotonic()
+        if not search.left(votes, public, waiting) or looked - confirmed > 4 * PROMISED:
             return looked - confirmed
         await asyncio.sleep(0.1)
 
@@ -184,27 +173,6 @@ async def _transactions(chain: Chain, votes: Votes) -> dict[str, bytes]:
             found |= {f"message {digest.hex()}": raw[:200], f"proof {digest.hex()}": reveal.proof[:64]}
             found |= {f"hash {digest.hex()}": digest, f"hash in hex {digest.hex()}": digest.hex().upper().encode()}
     return found
-
-
-async def _after(findings: Findings, helper: Helper, votes: Votes) -> None:
-    """The whole search, when all is confirmed: also for positions at any place, and for written forms."""
-    files, public = helper.bytes_on_disk(), public_of(helper)
-    at = [place for _, position in votes for place in elsewhere(files, position.to_bytes(3, "big"), public)]
-    written: dict[str, bytes] = {}
-    for vote, position in votes:
-        blinds = {name: value for name, value in secrets_of(vote, position).items() if name.startswith("blind")}
-        for name, value in {**blinds, **_nullifiers(vote)}.items():
-            written |= {f"{name} in hex": value.hex().encode(), f"{name} in base64": base64.b64encode(value)}
-    findings.exactly("positions left in the database's bytes", len(at), 0)
-    findings.exactly("blinds and nullifiers in the database in hex or base64", len(left_in(files, written)), 0)
-    nullifiers = [value for vote, _ in votes for value in _nullifiers(vote).values()]
-    findings.exactly("nullifiers not exactly once in it", sum(files.count(one) != 1 for one in nullifiers), 0)
-    for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(nullifiers)}.items():
-        findings.exactly(f"rows in {table}", helper.rows(f"SELECT count(*) FROM {table}")[0][0], rows)
-
-
-def _nullifiers(vote: Ballot) -> dict[str, bytes]:
-    return {f"nullifier {share.index} of {vote.commitment.hex()[:8]}": share.nullifier for share in vote.shares}
 
 
 # ---------------------------------------------------------------------- what is said

@@ -175,7 +175,7 @@ async def _lane(
         await chain.faults(clock_offset_seconds=0)
         round_id = await chain.open_round()
         sections: dict[str, Any] = {"chain": {"poll_seconds": 0.1}, "helper": {"max_concurrent_proofs": 1}}
-        async with helping(folder, http, chain, nodes=nodes, **sections) as helper:
+        async with helping(folder, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
             crowd = Crowd(chain, lambda: [helper.url], setting.dice(f"votes {folder.name}"))
             votes = await crowd.vote(round_id, len(names) * setting.scale(12, 3))
             await helper.knows_leaf(round_id, max(position for _, position in votes))

@@ -91,7 +91,7 @@ async def _lane(
                 "rpc": [rpc for _, rpc in listed],
                 "poll_seconds": 0.5,
             }
-            async with helping(folder, http, chain, chain=sections) as helper:
+            async with helping(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
                 crowd = Crowd(chain, lambda: [helper.url], setting.dice(f"{kind} {place}"))
                 await _tarpit(setting, seen, chain, crowd, ports, kind, place)
                 await witness.judge(findings, chain, crowd.ledger)

@@ -30,7 +30,6 @@ from devnet.ballot import SHARES, Ballot
 from tests.campaign import syscalls
 from tests.campaign.base import Campaign, Findings, Setting
 from tests.campaign.crowd import Crowd
-from tests.campaign.lives import integrity
 from tests.campaign.syscalls import Call
 from tests.campaign.witness import Ledger, judge
 from tests.support.devnet import Chain
@@ -238,7 +237,7 @@ async def _life(world: World, index: int, point: Point, tally: Tally) -> None:
     share = world.vote.shares[index]
     secrets = (share.blind, share.c1, share.c2, b"".join(world.vote.share_comms))
     tally.left += any(secret in helper.bytes_on_disk() for secret in secrets)
-    if (said := integrity(helper.db)) != "ok":
+    if (said := helper.kept.integrity()) != "ok":
         tally.unsound.append(f"{point}: {said}")
 
 

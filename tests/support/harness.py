@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import random
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,12 @@ import httpx
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import Chain
+from tests.support.kept import Kept, Schema, SqliteFile
+from tests.support.postgres import Cluster
 from tests.support.process import PATIENCE, Process
+
+WARM_SECONDS = 180.0
+"""Seconds until provers are warm: they step back for everything else, and other tests may fill the machine."""
 
 STAND_IN = ("-m", "tests.support.service")
 REAL = ("-m", "helper", "serve")
@@ -25,7 +29,9 @@ CHAIN_ID = "svote-devnet-1"
 
 
 class Helper(Process):
-    """A helper for a chain; with `STAND_IN` its proofs are stand-ins."""
+    """A helper for a chain; with `STAND_IN` its proofs are stand-ins. Its queue is in a file of its folder, or in a
+    schema of its own in a cluster.
+    """
 
     def __init__(
         self,
@@ -36,9 +42,13 @@ class Helper(Process):
         *,
         program: Sequence[str] = REAL,
         nodes: int = 1,
+        cluster: Cluster | None = None,
         **sections: Any,
     ) -> None:
         self.db = Path(sections.get("helper", {}).get("db_path", folder / "queue.db"))
+        self.kept: Kept = SqliteFile(self.db) if cluster is None else Schema(cluster, folder)
+        if self.kept.section:
+            sections["store"] = {**self.kept.section, **sections.get("store", {})}
         config = folder / "helper.toml"
         config.write_text(_toml(self.db, chain.nodes[:nodes], sections))
         super().__init__("helper", folder, (*program, "--config", str(config)))
@@ -52,7 +62,7 @@ class Helper(Process):
 
     async def ready(self) -> None:
         """Wait until it says so."""
-        async with self.patience("is ready"):
+        async with self.patience("is ready", WARM_SECONDS):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
                     answer = await self._http.get(f"{self.url}/shielded-vote/v1/status")
@@ -124,13 +134,12 @@ class Helper(Process):
                 await asyncio.sleep(0.05)
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Read the database file itself, as an operator's tool would."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.db}?mode=ro", uri=True)) as file:
-            return file.execute(query, values).fetchall()
+        """Read what it keeps beside it, as an operator's tool would; a ? stands for each value."""
+        return self.kept.rows(query, *values)
 
     def bytes_on_disk(self) -> bytes:
-        """Every byte of the database's files."""
-        return b"".join(path.read_bytes() for path in sorted(self.db.parent.glob(f"{self.db.name}*")))
+        """Every byte of the files in which it keeps that."""
+        return self.kept.bytes_on_disk()
 
 
 def _toml(db: Path, nodes: Sequence[Mapping[str, str]], sections: Mapping[str, Any]) -> str:
@@ -163,14 +172,14 @@ async def cast_vote(
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, *flags: str, program: Sequence[str] = REAL, **sections: Any
+    folder: Path, *flags: str, program: Sequence[str] = REAL, cluster: Cluster | None = None, **sections: Any
 ) -> AsyncIterator[tuple[Chain, Helper]]:
     """A chain and a helper of the test's own, both ready; killed at the end."""
     async with httpx.AsyncClient(timeout=30) as http:
         chain = Chain(folder, http, "--block-seconds", "0.3", *flags)
         await chain.start()
         try:
-            async with helping(folder, http, chain, program=program, **sections) as helper:
+            async with helping(folder, http, chain, program=program, cluster=cluster, **sections) as helper:
                 yield chain, helper
         finally:
             await chain.kill()
@@ -185,13 +194,14 @@ async def helping(
     *,
     program: Sequence[str] = STAND_IN,
     nodes: int = 1,
+    cluster: Cluster | None = None,
     env: Mapping[str, str] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Helper]:
     """A helper that is ready, for the first so many nodes of a chain, with `env` beside the environment; killed at the
     end.
     """
-    helper = Helper(folder, http, chain, program=program, nodes=nodes, **sections)
+    helper = Helper(folder, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
     await helper.start(**(env or {}))
     try:
         await helper.ready()
