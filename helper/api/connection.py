@@ -6,7 +6,7 @@ how many connections there may be.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, Protocol, cast
@@ -32,7 +32,8 @@ class ConnectionLimits:
         request_seconds: to the end of its body. Whoever is slow with both is cut off within 10 s all the same.
         stalled_seconds: in which nothing of an answer that waits was taken: whoever does not read is dropped.
         head_bytes: of a request line with its headers; also of what a body carries beside its content.
-        connections: at once; one more is told to come again.
+        connections: at once; for one more, whoever has most of them loses one that does nothing, or it is told to come
+            again.
         connections_each: of one client, so that nobody can take them all.
     """
 
@@ -83,14 +84,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     limits = ConnectionLimits()
     door: Door = OpenDoor()
-    held: ClassVar[Counter[bytes]] = Counter()  # connections by client
+    held: ClassVar[defaultdict[bytes, set[BoundedProtocol]]] = defaultdict(set)  # connections by client
 
     def __init__(self, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
         self._who: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._since = 0.0  # when the request under way, or the wait for it, began
+        self.since = 0.0  # when the request under way, or the wait for it, began
         self._in_head = True  # or between two requests
         self._unread = 0  # bytes that came since the parser last gave a part of a body or the end of a head
         self._head_size = 0
@@ -103,11 +104,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         self.app_state = {**self.app_state, peer.KEY: peer.peer_of(transport)}
         self._who = self.door.who(self.client[0] if self.client else None)
+        mine = 0
         if self._who is not None:
-            self.held[self._who] += 1
-        if self._who is not None and self.held[self._who] > self.limits.connections_each:
+            self.held[self._who].add(self)
+            mine = len(self.held[self._who])
+        if mine > self.limits.connections_each:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections at once, come again")
-        elif len(self.connections) > self.limits.connections:
+        elif len(self.connections) > self.limits.connections and not self._make_room(mine):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections, come again")
         else:
             self._arm()
@@ -117,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._read_on()
         if self._who is not None:
-            self.held[self._who] -= 1
+            self.held[self._who].discard(self)
             if not self.held[self._who]:
                 del self.held[self._who]
         super().connection_lost(exc)
@@ -165,7 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is there."""
         self._in_head, self._unread = False, 0
         self._disarm()
-        self._timer = self.loop.call_at(self._since + self.limits.request_seconds, self._too_slow)
+        self._timer = self.loop.call_at(self.since + self.limits.request_seconds, self._too_slow)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -211,9 +214,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_large(self) -> tuple[HTTPStatus, str]:
         return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: are larger than {self.limits.head_bytes} bytes"
 
+    def _make_room(self, mine: int) -> bool:
+        """Close that connection of whoever has most of them which has waited for its client longest; not for one with
+        as many. A few clients who hold all that they may would keep everybody else out.
+        """
+        theirs: set[BoundedProtocol] = max(self.held.values(), key=len, default=set())
+        waiting = [one for one in theirs if one.waits_for_client()]
+        if len(theirs) <= mine or not waiting:
+            return False
+        min(waiting, key=lambda one: one.since).transport.abort()  # at once: its place is taken
+        return True
+
     def _arm(self) -> None:
         if not self.transport.is_closing():
-            self._since = self.loop.time()
+            self.since = self.loop.time()
             self._timer = self.loop.call_later(self.limits.head_seconds, self._too_slow)
 
     def _disarm(self) -> None:
@@ -244,6 +258,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stalled.cancel()
             self._stalled = None
 
+    def waits_for_client(self) -> bool:
+        """Whether it is between two requests, or one has not come whole; not while one is being answered."""
+        if self.transport.is_closing():
+            return False
+        return self._timer is not None or (self._in_head and not self._answering())
+
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -268,4 +288,4 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded(limits: ConnectionLimits, door: Door | None = None) -> type[BoundedProtocol]:
     """The protocol with these limits, as uvicorn takes it: a class."""
-    return type("Bounded", (BoundedProtocol,), {"limits": limits, "door": door or OpenDoor(), "held": Counter()})
+    return type("Bounded", (BoundedProtocol,), {"limits": limits, "door": door or OpenDoor(), "held": defaultdict(set)})

@@ -217,6 +217,30 @@ async def test_one_client_cannot_take_all_connections() -> None:
             client.writer.close()
 
 
+async def test_for_one_more_whoever_has_most_connections_loses_the_one_that_waited_longest() -> None:
+    limits = ConnectionLimits(head_seconds=60, connections=4, connections_each=3)
+    async with serving(limits, Known()) as port:
+        at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+        idle, slow, begun = [await Client.connect(port) for _ in range(3)]
+        assert await idle.ask() == b"hello"
+        slow.writer.write(at_work + b"o")
+        begun.writer.write(ASK[:-2])
+        one = await Client.connect(port, source="127.0.0.2")
+        assert await one.ask() == b"hello", "there is room for a fourth"
+
+        two = await Client.connect(port, source="127.0.0.3")
+        assert await two.ask() == b"hello", "and the fifth is another client's"
+        assert await idle.rest() == b""
+        three = await Client.connect(port, source="127.0.0.4")
+        assert await three.ask() == b"hello"
+        assert await slow.rest() == b"", "a body that does not come is waiting too"
+        assert error_of(await (await Client.connect(port, source="127.0.0.5")).rest())[0] == 503, "nobody has more"
+        begun.writer.write(b"\r\n")
+        for client in (begun, one, two, three):
+            assert await client.ask() == b"hello"
+            client.writer.close()
+
+
 async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
     known = Known()
     async with serving(SOON, known) as port:
