@@ -14,7 +14,7 @@ from pathlib import Path
 from helper.clock import SystemClock
 from helper.share import Share
 from helper.store.opening import Opened, open_database
-from helper.store.tx import SqliteTx
+from helper.store.sqlite_tx import SqliteTx
 from helper.store.work import enqueue
 
 AT_ONCE = 10_000
