@@ -15,6 +15,7 @@ import anyio.to_thread
 import structlog
 
 from helper.archive.names import (
+    PART,
     Entry,
     Progress,
     bundle_name,
@@ -189,10 +190,23 @@ class ArchiveWriter:
         self._roots.clear()
 
     async def _begin(self, chain_id: str) -> int | None:
-        """The first part to write: where the archive ends, else where the oldest round that is known begins."""
-        found = await self._bucket.get(progress_name(chain_id))
+        """The first part to write: where the archive ends, else where the oldest round that is known begins.
+
+        Raises:
+            EvidenceError: it ends where the chain has not come to, so that it would be waited for, and for what.
+        """
+        name = progress_name(chain_id)
+        found = await self._bucket.get(name)
         if found is not None:
-            return Progress.from_bytes(found.body).next_part
+            part = Progress.from_bytes(found.body).next_part
+            ends = heights_of(part)[0] - 1
+            if ends > self._blocks.head + PART:  # less may be a node that is behind the one that was asked before
+                raise EvidenceError(
+                    f"the archive goes to block {ends}, and the chain to {self._blocks.head}",
+                    advice=f"If the chain was begun anew under its old id, give [archive] place a new path; if {name} "
+                    "is not what was written there, delete it.",
+                )
+            return part
         rounds = self._rounds()
         if rounds is None:
             return None

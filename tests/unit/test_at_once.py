@@ -8,6 +8,7 @@ import pytest
 
 from helper.at_once import some_at_once
 from helper.errors import HelperError
+from tests.support.edges import PATIENCE
 
 
 async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> None:
@@ -29,13 +30,15 @@ async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> N
 
 async def test_no_more_at_once_than_was_said_and_as_many() -> None:
     under_way, most = 0, 0
+    together = asyncio.Barrier(3)
 
     async def work(_: int) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(0)
+        await together.wait()
         under_way -= 1
 
-    await some_at_once(range(20), work, 3)
+    async with asyncio.timeout(PATIENCE):  # two at once would wait for a third
+        await some_at_once(range(21), work, 3)
     assert most == 3

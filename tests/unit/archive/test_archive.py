@@ -139,6 +139,20 @@ async def test_it_goes_on_where_the_archive_ends_and_writes_the_same_bytes_again
     }
 
 
+@pytest.mark.parametrize(("next_part", "refused"), [(2**60, True), (4, True), (3, False)])
+async def test_an_archive_that_is_far_ahead_of_the_chain_is_no_archive_of_it(next_part: int, refused: bool) -> None:
+    bucket, blocks = MemoryBucket(), Blocks(head=PART + 99)
+    await bucket.put(PROGRESS, Progress(chain_id=CHAIN, next_part=next_part).to_bytes())
+    one = writer(bucket, blocks)
+    if refused:
+        with pytest.raises(EvidenceError, match="the archive goes to block") as caught:
+            await one.step()
+        assert PROGRESS in caught.value.advice
+    else:
+        assert not await one.step(), "a node may be some blocks behind the one that was asked before"
+    assert one.facts()["behind"] in ({None} if refused else {0})
+
+
 async def test_of_several_hosts_the_one_that_sends_writes_and_another_goes_on_from_there() -> None:
     bucket, blocks, mine = MemoryBucket(), Blocks(head=4 * PART - 1), True
     one = ArchiveWriter(bucket, blocks, rounds=known, circuits=CIRCUITS, clock=Quick(), every=60, mine=lambda: mine)

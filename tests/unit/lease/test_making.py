@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from helper.among import Among
+from helper.among import AGREE_SECONDS, Among
 from helper.circuits import CircuitChoice
 from helper.config import Config
 from helper.errors import LeaseError, StoreError
@@ -18,8 +20,10 @@ from helper.roles import ROLES
 from helper.rounds import RoundBook
 from helper.store.base import DamagedShare
 from helper.store.sqlite import SqliteStore
+from helper.store.whole import WholeStore
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
+from tests.support.edges import until
 from tests.unit.lease.test_s3 import lease, used
 from tests.unit.store.conformance.places import PostgresPlace
 
@@ -153,14 +157,17 @@ async def test_a_database_that_is_away_ends_nothing_before_its_time_and_the_obje
 # One host with a file, and what wallets and provers learn
 
 
-def among(store: SqliteStore, own: S3Lease, clock: FakeClock) -> Among:
+def among(
+    store: object, own: S3Lease | SharedLease, clock: FakeClock, *, role: str = "all", others: object = None
+) -> Among:
+    """What a host knows of the others; `others` stands for the circuits and rounds that they agree on."""
     return Among(
-        store,
+        cast(WholeStore, store),
         lease=own,
-        role=ROLES["all"],
+        role=ROLES[role],
         standby=False,
-        circuits=cast(CircuitChoice, None),
-        rounds=cast(RoundBook, None),
+        circuits=cast(CircuitChoice, others),
+        rounds=cast(RoundBook, others),
         clock=clock,
         changed=lambda: None,
     )
@@ -177,6 +184,52 @@ async def test_a_copy_of_a_file_does_nothing_beside_its_original(file: SqliteSto
     assert restored.elsewhere == restored.waits == "the host 'a' works on this queue, or on a copy of it"
     assert restored.facts() == {"sends": False, "sender": "a"}
     assert original.facts() == {"sends": True, "sender": ""}
+
+
+class Asked:
+    """A shared database as far as a host asks it who sends."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        self.host = ""
+        self.away = False
+
+    async def sender_host(self) -> str:
+        if self.away:
+            raise StoreError("the database is away")
+        return self.host
+
+    async def skew(self) -> float:
+        return 0.0
+
+
+def knows(host: Among, sender: str | None) -> bool:
+    """Whether this is what the host says of who sends ("": nobody; None: it cannot know)."""
+    known: bool = host.facts()["sender"] == sender
+    return known
+
+
+class NothingShared:
+    """No circuit to agree on, and no rounds."""
+
+    shared_key = None
+
+    async def reread(self) -> None:
+        pass
+
+
+async def test_every_host_of_a_shared_queue_knows_who_sends_and_that_nobody_does(clock: FakeClock) -> None:
+    place = Asked()
+    host = among(place, SharedLease(Place(), clock=clock), clock, role="api", others=NothingShared())
+    parts = host.parts
+    parts["clock"].close()
+    assert host.facts()["sender"] is None
+    agreeing = asyncio.create_task(parts["agreement"])
+    for place.host, place.away, known in (("red", False, "red"), ("", False, ""), ("red", True, None)):
+        clock.advance(AGREE_SECONDS)
+        await until(partial(knows, host, known))
+    agreeing.cancel()
 
 
 async def test_a_place_that_is_away_for_long_stops_the_proving_and_not_the_taking(
