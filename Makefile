@@ -16,6 +16,7 @@ INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql)
 # Tests that need the machine for themselves: real proofs against the clock, promises about time, and costs.
 ALONE := tests/integration/test_demo.py tests/integration/test_speed.py tests/campaign/test_quick_alone.py
+CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 # The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
 WALLET := build/browser/keplr.js
@@ -47,7 +48,7 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
-	cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
+	$(CARGO_TEST)
 
 check: $(VENV)/.native ## lint, types and format of Python and Rust
 	$(BIN)/ruff check .
