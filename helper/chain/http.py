@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import anyio
 import httpx
@@ -33,6 +34,7 @@ CONNECTIONS = 64
 """Connections to one node at once."""
 
 _CONNECT = 3.0
+_REQUESTS_KEPT = 16
 _DEAD = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 _NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
@@ -84,6 +86,38 @@ class Unanswered(ChainUnavailable):
         self.sent = sent
 
 
+class _Way:
+    """Requests to one base URL, and the connections that they go over.
+
+    A client makes the requests, but they do not go through it: redirects, cookies and authentication, which it looks
+    after each time, are a third of a request's cost, and asking the chain is what an idle helper does.
+    """
+
+    def __init__(self, url: httpx.URL, transport: httpx.AsyncBaseTransport, timeout: httpx.Timeout) -> None:
+        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        if url.userinfo:
+            (asked,) = httpx.BasicAuth(url.username, url.password).auth_flow(httpx.Request("GET", url))
+            headers["authorization"] = asked.headers["authorization"]
+        self._transport = transport
+        self._maker = httpx.AsyncClient(
+            base_url=url, transport=transport, timeout=timeout, headers=headers, trust_env=False
+        )
+        self.get = lru_cache(_REQUESTS_KEPT)(partial(self.request, "GET"))
+        """A request without parameters: the same few are asked again and again."""
+
+    def request(self, method: str, target: str, **parts: Any) -> httpx.Request:
+        """A request, made as `httpx.AsyncClient.build_request` does."""
+        return self._maker.build_request(method, target, **parts)
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """The head of its answer, whose body is to be read or closed."""
+        return await self._transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._maker.aclose()
+
+
 class NodeHttp:
     """A keep-alive HTTP client for one base URL.
 
@@ -111,20 +145,14 @@ class NodeHttp:
         self._timeout = timeout
         self._connections = connections
         self._under_way: set[float] = set()  # when each call began, by the event loop's time
-        self._kept = self._client(parsed, transport, keep=8)
+        self._kept = self._way(parsed, transport, keep=8)
         # Connections of this one are never reused: no stale keep-alive can make its outcome ambiguous.
-        self._new = self._client(parsed, transport, keep=0)
+        self._new = self._way(parsed, transport, keep=0)
 
-    def _client(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, keep: int) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=url,
-            transport=transport,
-            timeout=httpx.Timeout(self._timeout, connect=min(_CONNECT, self._timeout)),
-            limits=httpx.Limits(max_connections=self._connections, max_keepalive_connections=keep, keepalive_expiry=30),
-            headers={"accept": "application/json", "accept-encoding": "identity"},
-            follow_redirects=False,
-            trust_env=False,
-        )
+    def _way(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, keep: int) -> _Way:
+        limits = httpx.Limits(max_connections=self._connections, max_keepalive_connections=keep, keepalive_expiry=30)
+        timeout = httpx.Timeout(self._timeout, connect=min(_CONNECT, self._timeout))
+        return _Way(url, transport or httpx.AsyncHTTPTransport(limits=limits, trust_env=False), timeout)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -154,20 +182,19 @@ class NodeHttp:
 
         Raises `Unanswered`, or `ChainAnswerError` for an answer above `limit` bytes.
         """
-        request = self._kept.build_request("GET", path, params=params)
+        request = self._kept.request("GET", path, params=params) if params else self._kept.get(path)
         try:
             with self._limited():
                 try:
                     return await self._exchange(self._kept, request, limit)
                 except _DEAD:
-                    again = self._new.build_request("GET", path, params=params)
-                    return await self._exchange(self._new, again, limit)
+                    return await self._exchange(self._new, request, limit)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None
 
     async def post(self, path: str, body: dict[str, object]) -> Answer:
         """POST a JSON body once, on a new connection. Raises `Unanswered`, or `ChainAnswerError` (long)."""
-        request = self._new.build_request("POST", path, json=body)
+        request = self._new.request("POST", path, json=body)
         try:
             with self._limited():
                 return await self._exchange(self._new, request, SMALL)
@@ -205,19 +232,18 @@ class NodeHttp:
 
     async def _head(self, method: str, target: str, body: bytes | None) -> httpx.Response:
         headers = {} if body is None else {"content-type": "application/json"}
+        request = self._new.request(method, target, content=body, headers=headers)
         try:
             with self._limited():
                 if method == "GET":
                     with suppress(*_DEAD):
-                        request = self._kept.build_request(method, target, content=body, headers=headers)
-                        return await self._kept.send(request, stream=True)
-                again = self._new.build_request(method, target, content=body, headers=headers)
-                return await self._new.send(again, stream=True)
+                        return await self._kept.send(request)
+                return await self._new.send(request)
         except (httpx.HTTPError, TimeoutError) as error:
             raise self._unanswered(error) from None
 
-    async def _exchange(self, client: httpx.AsyncClient, request: httpx.Request, limit: int) -> Answer:
-        response = await client.send(request, stream=True)
+    async def _exchange(self, way: _Way, request: httpx.Request, limit: int) -> Answer:
+        response = await way.send(request)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ChainAnswerError("the answer is compressed though that was not asked for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 from collections.abc import Callable
 
@@ -118,6 +119,46 @@ async def test_long_and_compressed_answers_are_refused() -> None:
 def test_names_have_no_credentials() -> None:
     assert NodeHttp("https://user:secret@node.example/base").name == "node.example:443"
     assert NodeHttp("http://[::1]:1317").name == "[::1]:1317"
+
+
+async def test_a_nodes_credentials_go_with_every_request_and_its_cookies_do_not() -> None:
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=b"{}", headers={"set-cookie": "route=7"})
+
+    http = NodeHttp("http://us%40er:pass@node/base/", transport=httpx.MockTransport(handle))
+    for _ in range(2):
+        await http.get("/status")
+    await http.get("/status", {"height": "7"})
+    await http.post("/reveal", {"a": 1})
+    async with http.stream("GET", "/rounds?x=%2F") as answer:
+        assert answer.status == 200
+    asked = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in seen]
+    assert asked == [
+        ("GET", "http://node/base/status"),
+        ("GET", "http://node/base/status"),
+        ("GET", "http://node/base/status?height=7"),
+        ("POST", "http://node/base/reveal"),
+        ("GET", "http://node/base/rounds?x=%2F"),
+    ]
+    expected = "Basic " + base64.b64encode(b"us@er:pass").decode()
+    assert [request.headers.get("authorization") for request in seen] == [expected] * len(seen)
+    assert [request.headers["host"] for request in seen] == ["node"] * len(seen)
+    assert not any("cookie" in request.headers for request in seen)
+
+
+async def test_without_credentials_none_are_sent() -> None:
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(302, headers={"location": "http://elsewhere/"})
+
+    answer = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
+    assert (answer.status, len(seen)) == (302, 1)
+    assert "authorization" not in seen[0].headers
 
 
 @pytest.mark.parametrize("url", ["node:1317", "ftp://node", "http://", "http://[::1", "unix:///run/node"])
