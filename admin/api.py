@@ -112,7 +112,7 @@ class AdminRoutes:
             if (wait := self._limits.wait(client)) > 0:
                 return _error(429, "too many registrations, come again later", {"Retry-After": str(ceil(wait))})
             self._limits.pay(client)
-        body = await self._bodies.read(request)
+        body = await self._bodies.read(request.scope, request.receive)
         now = self._clock.now()
         try:
             signed = parse_claim(body, now=now, production=self._ui.mode == "production")

@@ -15,6 +15,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from helper.api import peer
+from helper.api.body import WHOLE
+from helper.api.deadline import Deadline
 from helper.api.guard import RETRY_AFTER_SECONDS
 from helper.api.limits import costs
 from helper.wire import error_answer
@@ -89,7 +91,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
         self._who: bytes | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._cut = Deadline(self.loop, self._too_slow)  # of the request under way, or of the wait for it
+        self._idle = Deadline(self.loop, self.timeout_keep_alive_handler)
         self._stalled: asyncio.TimerHandle | None = None
         self.since = 0.0  # when the request under way, or the wait for it, began
         self._in_head = True  # or between two requests
@@ -117,7 +120,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
-        self._disarm()
+        self._cut.close()
+        self._idle.close()
         self._read_on()
         if self._who is not None:
             self.held[self._who].discard(self)
@@ -127,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse on, unless too much has come of what must be short."""
-        if self._in_head and self._timer is None:
+        if self._in_head and not self._cut:
             self._arm()
         self._unread += len(data)
         super().data_received(data)
@@ -149,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         self._in_head, self._head_size = True, 0
-        if self._timer is None:
+        if not self._cut:
             self._arm()
         super().on_message_begin()
         self.scope["state"][CUT] = self.transport.abort
@@ -167,8 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._in_head, self._unread = False, 0
-        self._disarm()
-        self._timer = self.loop.call_at(self.since + self.limits.request_seconds, self._too_slow)
+        self._cut.set(self.since + self.limits.request_seconds)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -179,24 +182,32 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is there."""
         self._in_head, self._unread = True, 0
-        self._disarm()
+        self._cut.clear()
         super().on_message_complete()
         if self.cycle.response_complete:
             # It was answered before its end, and its end has stopped the clock that watches idle connections.
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._idle.set(self.loop.time() + self.timeout_keep_alive)
+        elif not self.expect_100_continue:  # whoever asked is told to go on where the body is received
+            self.scope["state"][WHOLE] = self.cycle.body
 
     def on_response_complete(self) -> None:
-        """An answer is out; what is left of its request's body must not take for ever."""
-        super().on_response_complete()
+        """An answer is out; what is left of its request's body must not take for ever.
+
+        The first half is uvicorn's own, but for the timer that it makes for each answer.
+        """
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self._idle.set(self.loop.time() + self.timeout_keep_alive)
         if self._in_head or not self.cycle.response_complete:
             return
         if self.expect_100_continue:
             # Whoever asked whether to send a body and was answered need not send it: what comes next may be anything.
             self.transport.close()
-        elif self._timer is None:
+        elif not self._cut:
             self._arm()
 
     # What is done about it
@@ -228,15 +239,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _arm(self) -> None:
         if not self.transport.is_closing():
             self.since = self.loop.time()
-            self._timer = self.loop.call_later(self.limits.head_seconds, self._too_slow)
+            self._cut.set(self.since + self.limits.head_seconds)
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle.clear()  # where uvicorn cancels its timer
 
     def _too_slow(self) -> None:
-        self._timer = None
         if self._in_head and self._answering():
             self._arm()  # the answer to the request before this one is still being made
         elif self._unread and self._in_head:
@@ -262,14 +270,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether it is between two requests, or one has not come whole; not while one is being answered."""
         if self.transport.is_closing():
             return False
-        return self._timer is not None or (self._in_head and not self._answering())
+        return bool(self._cut) or (self._in_head and not self._answering())
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer, unless that would end up in the midst of another answer, and close."""
-        self._disarm()
+        self._cut.clear()
         if self.transport.is_closing():
             return
         self.door.refused(status.value)

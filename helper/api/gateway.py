@@ -19,7 +19,6 @@ from typing import Any, Final
 import anyio
 import structlog
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -131,7 +130,7 @@ class Gateway:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on that is on the list."""
         with self._place(self._client(scope)):
-            body = await self._bodies.read(Request(scope, receive)) if scope["method"] == "POST" else None
+            body = await self._bodies.read(scope, receive) if scope["method"] == "POST" else None
             passing = _Passing(scope, receive, send, self._limits)
             await passing.run(self._passage, Question(scope["method"], _target(scope), body))
 

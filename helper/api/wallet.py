@@ -127,7 +127,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
     """The routes, with a token where one is set (empty: none)."""
 
     async def take(request: Request) -> Response:
-        outcome = await view.intake.take(await bodies.read(request))
+        outcome = await view.intake.take(await bodies.read(request.scope, request.receive))
         view.count("post_duplicate" if outcome is Enqueued.DUPLICATE else "post_queued")
         return JsonResponse(wire.taken_answer(known=outcome is Enqueued.DUPLICATE))
 

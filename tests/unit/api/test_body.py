@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope
 
 from helper import wire
 from helper.api import body as body_module
@@ -19,7 +18,7 @@ from tests.unit.intake_parts import body
 pytestmark = pytest.mark.anyio
 
 
-def request_of(*parts: bytes) -> Request:
+def request_of(*parts: bytes) -> tuple[Scope, Receive]:
     """A request whose body comes in these parts."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
@@ -27,7 +26,7 @@ def request_of(*parts: bytes) -> Request:
     async def receive() -> Message:
         return messages.pop(0)
 
-    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+    return {"type": "http", "method": "POST", "headers": []}, receive
 
 
 async def endless(sent: list[int]) -> AsyncIterator[bytes]:
@@ -42,7 +41,14 @@ async def stall(begin: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_a_body_is_joined_from_its_parts() -> None:
-    assert await BodyReader().read(request_of(b"ab", b"", b"c")) == b"abc"
+    assert await BodyReader().read(*request_of(b"ab", b"", b"c")) == b"abc"
+
+
+async def test_a_small_body_that_is_here_already_is_not_waited_for() -> None:
+    scope, receive = request_of(b"from the wire")
+    here = {**scope, "state": {body_module.WHOLE: bytearray(b"here")}}
+    assert await BodyReader().read(here, receive) == b"here"
+    assert await BodyReader(small=3).read(here, receive) == b"from the wire", "a large one is counted as it comes"
 
 
 async def test_an_endless_body_is_cut_off() -> None:
@@ -93,10 +99,10 @@ async def test_a_body_that_does_not_come_is_408() -> None:
 async def test_all_bodies_together_are_bounded() -> None:
     reader = BodyReader(budget=100, small=0)
     with pytest.raises(HTTPException) as caught:
-        await reader.read(request_of(b" " * 60, b" " * 60))
+        await reader.read(*request_of(b" " * 60, b" " * 60))
     assert caught.value.status_code == 429
     # what was given up is free again
-    assert len(await reader.read(request_of(b" " * 90))) == 90
+    assert len(await reader.read(*request_of(b" " * 90))) == 90
 
 
 async def test_who_sends_large_bodies_turns_away_nobody_who_sends_a_small_one() -> None:
@@ -113,14 +119,14 @@ async def test_who_sends_large_bodies_turns_away_nobody_who_sends_a_small_one() 
             await anyio.sleep_forever()
             raise AssertionError
 
-        group.start_soon(reader.read, Request({"type": "http", "method": "POST", "headers": []}, receive))
+        group.start_soon(reader.read, {"type": "http", "method": "POST", "headers": []}, receive)
         await here.wait()
-        assert len(await reader.read(request_of(b" " * 5, b" " * 5))) == 10
+        assert len(await reader.read(*request_of(b" " * 5, b" " * 5))) == 10
         with pytest.raises(HTTPException) as caught:
-            await reader.read(request_of(b" " * 5, b" " * 6))
+            await reader.read(*request_of(b" " * 5, b" " * 6))
         assert caught.value.status_code == 429
         group.cancel_scope.cancel()
-    assert len(await reader.read(request_of(b" " * 110))) == 110, "what was given up is free again"
+    assert len(await reader.read(*request_of(b" " * 110))) == 110, "what was given up is free again"
 
 
 async def test_a_client_that_goes_away_is_no_error_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
