@@ -11,10 +11,11 @@ from starlette.types import ASGIApp
 from helper.api.body import BodyReader
 from helper.api.docs import docs_routes
 from helper.api.guard import EXCEPTION_HANDLERS, Cors, LastResort
+from helper.api.lane import Lane
 from helper.api.limits import Limited, RefusalLimits
 from helper.api.openapi import Description, Holder
 from helper.api.request_ids import RequestIds
-from helper.api.wallet import WalletView, wallet_routes
+from helper.api.wallet import Taking, WalletView, wallet_routes
 
 
 def make_app(
@@ -38,17 +39,19 @@ def make_app(
         more: routes of other parts of the product, matched after the wallets'.
         operator_token: what `more` may ask for; empty keeps that shut.
     """
-    return wrapped(
+    bodies = bodies or BodyReader()
+    layered = wrapped(
         wallet_app_routes(
             view,
             api_token=api_token,
             expose_queue_status=expose_queue_status,
-            bodies=bodies or BodyReader(),
+            bodies=bodies,
             more=more,
             operator_token=operator_token,
         ),
         limits,
     )
+    return Lane(layered, Taking(view, api_token=api_token, bodies=bodies), limits)
 
 
 def wallet_app_routes(

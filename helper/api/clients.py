@@ -35,7 +35,7 @@ def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) ->
     address = _address(peer or "")
     if address is None:
         return None
-    if is_trusted(address, trusted):
+    if trusted and is_trusted(address, trusted):
         address = _forwarded(address, headers, trusted)
     return address.packed if isinstance(address, IPv4Address) else address.packed[:8]
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 import structlog
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -27,7 +28,7 @@ CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
 RETRY_AFTER_SECONDS: Final = 2
 """What a 429 asks a wallet to wait."""
 
-_CORS: Final = (
+CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", f"Retry-After, {HEADER}".encode()),
 )
@@ -115,6 +116,12 @@ def token_matches(given: str | None, expected: str) -> bool:
     return hmac.compare_digest((given or "").encode("latin-1", "replace"), expected.encode())
 
 
+def check_token(scope: Scope, expected: str) -> None:
+    """Raise HTTPException (401) where a request has not this token."""
+    if not token_matches(Headers(scope=scope).get(TOKEN_HEADER), expected):
+        raise HTTPException(401, f"{TOKEN_HEADER} is missing or wrong")
+
+
 class LastResort:
     """The outermost layer: an unexpected exception becomes a 500 without details, and a line in the log."""
 
@@ -155,7 +162,7 @@ class Cors:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_CORS]
+                message["headers"] = [*message["headers"], *CORS_HEADERS]
             await send(message)
 
         if scope["method"] == "OPTIONS":

@@ -27,6 +27,8 @@ MAX_CLIENTS: Final = 1 << 16
 _KEPT: Final = 0.9
 """The share of them that is left when room is made, so that it is not made again for each newcomer."""
 
+_ADMITTED: Final = "svote-helper.admitted"
+"""The key of a request's scope under which it is noted that its client had a token left when it came."""
 _SPARED: Final = "svote-helper.spared"
 """The key of a request's scope under which it is noted that its refusal costs nothing."""
 
@@ -99,6 +101,14 @@ class RefusalLimits:
         peer = scope.get("client")
         return client_of(peer[0] if peer else None, scope["headers"], self._trusted)
 
+    def admits(self, scope: Scope) -> bool:
+        """Whether the client of a request has a token left; where it has, that holds for the whole request."""
+        client = self.client(scope)
+        admitted = client is None or self.wait(client) <= 0
+        if admitted:
+            scope[_ADMITTED] = True
+        return admitted
+
     def wait(self, client: bytes) -> float:
         """Seconds until this client may ask again, 0 for now."""
         return self._buckets.wait(client, self._clock.monotonic())
@@ -126,7 +136,7 @@ class Limited:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it unread."""
         client = self._limits.client(scope)
-        if client is not None and (wait := self._limits.wait(client)) > 0:
+        if client is not None and _ADMITTED not in scope and (wait := self._limits.wait(client)) > 0:
             self._limits.refused(429)
             await _too_many(ceil(wait))(scope, receive, send)
             return

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,10 +30,13 @@ WALLETS: Final = "/shielded-vote/"
 LATER: Final = frozenset({408, 429, 503})
 """Statuses after which the same share comes again."""
 
-_NAME: Final = HEADER.lower().encode()
+NAME: Final = HEADER.lower().encode()
+"""The header as it is sent."""
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
 _IN_SCOPE: Final = "helper.request_id"
 _BYTES: Final = 8
+_AT_ONCE: Final = 256
+"""Names that are drawn at once: the system is asked as seldom."""
 
 
 class RequestIds:
@@ -41,14 +44,15 @@ class RequestIds:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._names = new_names()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             return
         name = None if scope["path"].startswith(WALLETS) else _given(scope["headers"])
-        scope[_IN_SCOPE] = name or secrets.token_hex(_BYTES)
-        header = (_NAME, scope[_IN_SCOPE].encode())
+        scope[_IN_SCOPE] = name or next(self._names)
+        header = (NAME, scope[_IN_SCOPE].encode())
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -58,6 +62,14 @@ class RequestIds:
         await self._app(scope, receive, named)
 
 
+def new_names() -> Iterator[str]:
+    """Names that nobody can guess, without end."""
+    digits = 2 * _BYTES
+    while True:
+        drawn = secrets.token_hex(_BYTES * _AT_ONCE)
+        yield from (drawn[at : at + digits] for at in range(0, len(drawn), digits))
+
+
 def request_id(scope: Scope) -> str:
     """The name of a request, "" for one that has none."""
     return str(scope.get(_IN_SCOPE, ""))
@@ -65,7 +77,7 @@ def request_id(scope: Scope) -> str:
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The name that came with a request, None where there is none, more than one, or not one."""
-    given = [value for name, value in headers if name == _NAME]
+    given = [value for name, value in headers if name == NAME]
     if len(given) != 1 or _WELL_FORMED.fullmatch(given[0]) is None:
         return None
     return given[0].decode("ascii")

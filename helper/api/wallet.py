@@ -9,10 +9,11 @@ from typing import Final, Protocol
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope
 
 from helper import wire
 from helper.api.body import BodyReader
-from helper.api.guard import TOKEN_HEADER, JsonResponse, error_response, token_matches
+from helper.api.guard import JsonResponse, check_token, error_response
 from helper.api.openapi import ApiRoute, Handler, Operation
 from helper.chain.models import Round
 from helper.errors import ShareRefused
@@ -21,7 +22,10 @@ from helper.share import ShareState
 from helper.store.base import Enqueued
 
 PREFIX: Final = "/shielded-vote/v1"
+TAKE_PATH: Final = f"{PREFIX}/shares"
 STARTING: Final = "starting"
+_RAISED: Final = "svote-helper.raised"
+"""The key of a request's scope under which `Taking` keeps why it took no share."""
 _BY_STATUS: Final = {
     400: "refused",
     401: "unauthorised",
@@ -123,13 +127,53 @@ STATUS: Final = Operation("Whether this helper works.", wire.StatusAnswer)
 QUEUE_STATUS: Final = Operation("The counts of every round.", dict[str, wire.RoundCounts], asks="wallets")
 
 
+class Taking:
+    """Takes the share of a request, and counts what came of it.
+
+    Args:
+        view: takes it, and counts.
+        api_token: what must be sent in X-Helper-Token; empty asks for nothing.
+        bodies: reads the request.
+    """
+
+    def __init__(self, view: WalletView, *, api_token: str, bodies: BodyReader) -> None:
+        self._view = view
+        self._token = api_token
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive) -> Enqueued:
+        """Take it. A second call for a request of which none was taken raises what the first one raised, and does no
+        more: so `helper.api.lane` may ask first, and leave the answer to who answers errors.
+
+        Raises:
+            Exception: why it was not taken; one of `helper.api.guard.EXCEPTION_HANDLERS` answers it.
+        """
+        if _RAISED in scope:
+            raise scope.pop(_RAISED)
+        try:
+            if self._token:
+                check_token(scope, self._token)
+            outcome = await self._view.intake.take(await self._bodies.read(scope, receive))
+        except Exception as error:
+            self._view.count(f"post_{_outcome_of(error)}")
+            scope[_RAISED] = error
+            raise
+        self._view.count("post_duplicate" if outcome is Enqueued.DUPLICATE else "post_queued")
+        return outcome
+
+
+def taken_response(outcome: Enqueued) -> JsonResponse:
+    """What a wallet is answered whose share was taken, now or before."""
+    return JsonResponse(wire.taken_answer(known=outcome is Enqueued.DUPLICATE))
+
+
 def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[ApiRoute]:
     """The routes, with a token where one is set (empty: none)."""
 
+    taking = Taking(view, api_token=api_token, bodies=bodies)
+
     async def take(request: Request) -> Response:
-        outcome = await view.intake.take(await bodies.read(request.scope, request.receive))
-        view.count("post_duplicate" if outcome is Enqueued.DUPLICATE else "post_queued")
-        return JsonResponse(wire.taken_answer(known=outcome is Enqueued.DUPLICATE))
+        return taken_response(await taking(request.scope, request.receive))
 
     async def share_status(request: Request) -> Response:
         round_id = wire.parse_hex32("round_id", request.path_params["round_id"])
@@ -152,7 +196,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
     share_path = "/share-status/{round_id}/{nullifier}"
     routes = [
-        ApiRoute(f"{PREFIX}/shares", _counted(guarded(take), view.count), "POST", TAKE),
+        ApiRoute(TAKE_PATH, take, "POST", TAKE),
         ApiRoute(f"{PREFIX}{share_path}", guarded(share_status), "GET", SHARE_STATUS),
         ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
     ]
@@ -167,24 +211,10 @@ def with_token(handler: Handler, token: str) -> Handler:
         return handler
 
     async def checked(request: Request) -> Response:
-        if not token_matches(request.headers.get(TOKEN_HEADER), token):
-            raise HTTPException(401, f"{TOKEN_HEADER} is missing or wrong")
+        check_token(request.scope, token)
         return await handler(request)
 
     return checked
-
-
-def _counted(handler: Handler, count: Callable[[str], None]) -> Handler:
-    """The handler, with a note of what it refused and why; what it took it notes itself."""
-
-    async def noting(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            count(f"post_{_outcome_of(error)}")
-            raise
-
-    return noting
 
 
 def _outcome_of(error: Exception) -> str:
