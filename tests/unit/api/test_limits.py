@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from helper.api.limits import Buckets, RefusalLimits, costs
+from helper.api.limits import Buckets, Limited, RefusalLimits, costs
 from tests.unit.api.wallet_parts import SHARES, STATUS, Wallets, is_error
 from tests.unit.intake_parts import FakeClock, body
 
@@ -151,6 +151,27 @@ async def test_an_empty_bucket_is_429_and_the_wait_is_true() -> None:
     assert refused.headers["access-control-allow-origin"] == "*", "a page may read it too"
     flood.clock.time += 2
     assert (await flood.ask(FOREIGN, path=STATUS)).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_who_was_admitted_is_served_though_others_spend_the_last_token_meanwhile() -> None:
+    limits = RefusalLimits(FakeClock(), burst=1)
+    served: list[Scope] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        served.append(scope)
+
+    async def nothing(*_: Any) -> Any:
+        pass
+
+    admitted, late = [{"type": "http", "client": (FOREIGN, 1), "headers": []} for _ in range(2)]
+    assert limits.admits(admitted)
+    limits.pay(limits.client(admitted) or b"")
+    assert not limits.admits(late)
+    for scope in (late, admitted):
+        await Limited(app, limits)(scope, nothing, nothing)
+    assert served == [admitted]
+    assert limits.refusals == {429: 1}
 
 
 @pytest.mark.anyio
