@@ -12,13 +12,15 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Final, Protocol, cast
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from helper.api import peer
 from helper.api.body import WHOLE
 from helper.api.deadline import Deadline
 from helper.api.guard import RETRY_AFTER_SECONDS
 from helper.api.limits import costs
+from helper.api.ready_answer import CYCLE_OF
 from helper.wire import error_answer
 
 CUT: Final = "cut"
@@ -105,7 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request."""
         super().connection_made(cast("asyncio.Transport", transport))
-        self.app_state = {**self.app_state, peer.KEY: peer.peer_of(transport)}
+        own = {peer.KEY: peer.peer_of(transport), CUT: self.transport.abort, CYCLE_OF: self._cycle_of}
+        self.app_state = {**self.app_state, **own}  # of which each request's state is a copy
         self._who = self.door.who(self.client[0] if self.client else None)
         mine = 0
         if self._who is not None:
@@ -156,7 +159,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._cut:
             self._arm()
         super().on_message_begin()
-        self.scope["state"][CUT] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
         """A piece of the path."""
@@ -271,6 +273,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return False
         return bool(self._cut) or (self._in_head and not self._answering())
+
+    def _cycle_of(self, scope: Scope) -> RequestResponseCycle | None:
+        return self.cycle if self.cycle.scope is scope else None
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -11,23 +11,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.api.guard import CORS_HEADERS
 from helper.api.limits import RefusalLimits
+from helper.api.ready_answer import ReadyAnswer
 from helper.api.request_ids import NAME, new_names
 from helper.api.wallet import TAKE_PATH, Taking, taken_response
 from helper.store.base import Enqueued
-
-
-class _Answer:
-    """What all answers to one outcome have in common."""
-
-    def __init__(self, outcome: Enqueued) -> None:
-        response = taken_response(outcome)
-        self.status = response.status_code
-        self.headers = [*response.raw_headers, *CORS_HEADERS]
-        self.body: Message = {"type": "http.response.body", "body": bytes(response.body)}
 
 
 class Lane:
@@ -44,7 +35,9 @@ class Lane:
         self._taking = taking
         self._limits = limits
         self._names = new_names()
-        self._queued, self._duplicate = _Answer(Enqueued.QUEUED), _Answer(Enqueued.DUPLICATE)
+        self._queued, self._duplicate = (
+            ReadyAnswer(taken_response(outcome), CORS_HEADERS) for outcome in (Enqueued.QUEUED, Enqueued.DUPLICATE)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -57,6 +50,4 @@ class Lane:
             await self._app(scope, receive, send)
             return
         answer = self._duplicate if outcome is Enqueued.DUPLICATE else self._queued
-        name = (NAME, next(self._names).encode())
-        await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, name]})
-        await send(answer.body)
+        await answer.send(scope, send, (NAME, next(self._names).encode()))
