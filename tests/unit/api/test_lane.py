@@ -184,3 +184,11 @@ async def test_with_the_lane_all_is_as_without(story: Story) -> None:
     layers = await play(story, lane=False)
     assert layers.statuses == list(story.statuses), "the story is what it says"
     assert await play(story, lane=True) == layers
+
+
+async def test_what_came_of_a_post_is_counted_once() -> None:
+    story = Story("of each kind", [GOOD, GOOD, BAD, head(line=f"GET {SHARES} HTTP/1.1")], [200, 200, 400, 405])
+    counted = {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
+    for lane in (False, True):
+        seen = await play(story, lane=lane)
+        assert (seen.statuses, seen.counts, seen.kept) == (story.statuses, counted, 1)
