@@ -80,6 +80,7 @@ class Seen:
         logs: the lines that were written, but for the requests' names.
         asked: what the store was asked, in order.
         kept: how many shares it has.
+        served: how many answers the connection was told the end of, with the probe's; 0 for who hangs up.
     """
 
     answers: list[bytes]
@@ -90,6 +91,7 @@ class Seen:
     logs: list[dict[str, object]]
     asked: list[str]
     kept: int
+    served: int
 
     @property
     def statuses(self) -> list[int]:
@@ -112,7 +114,8 @@ async def play(story: Story, *, lane: bool) -> Seen:
     }
     app = make_app(view, limits=limits, **parts) if lane else wrapped(wallet_app_routes(view, **parts), limits)
     with capture_logs() as logs:
-        async with asyncio.timeout(PATIENCE), _served(make_server(app, door=limits)) as port:
+        server = make_server(app, door=limits)
+        async with asyncio.timeout(PATIENCE), _served(server) as port:
             raw, still_open = await _tell(story, port)
     names = [name.decode() for answer in raw for name in _NAMES.findall(answer)]
     assert len(set(names)) == len(names)
@@ -129,6 +132,7 @@ async def play(story: Story, *, lane: bool) -> Seen:
         logs=lines,
         asked=wallets.store.asked,
         kept=len(wallets.store.kept),
+        served=0 if story.hangs_up else server.server_state.total_requests,
     )
 
 
