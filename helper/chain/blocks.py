@@ -100,7 +100,7 @@ class BlockSource:
         if block is None:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-        fates = await some_at_once(reveals, lambda tx: self._counted(endpoint, tx, height), _TX_AT_ONCE)
+        fates = await some_at_once(reveals, lambda tx: self._counted(endpoint, tx), _TX_AT_ONCE)
         spent: list[Spent] = []
         for fate in fates:
             if fate is None:
@@ -108,15 +108,18 @@ class BlockSource:
             spent += fate
         return BlockResults(height, spent, [], [], block.head.time)
 
-    async def _counted(self, endpoint: Endpoint, tx: bytes, height: int) -> list[Spent] | None:
+    async def _counted(self, endpoint: Endpoint, tx: bytes) -> list[Spent] | None:
         """The nullifier of an included reveal if it counted, nothing if it failed, None while the node does
         not say.
+
+        The same bytes may be in several blocks, as they are sent again while they do not count. A node's index has one
+        of these places (CometBFT: that at which they counted, else the last), so the answer may be about another
+        block. Where it says that they counted the nullifier is spent, wherever that was; where it does not, they have
+        not counted here.
         """
         result = await endpoint.client.tx(sha256(tx).digest())
         if result is None:
             return None
-        if result.height != height:
-            raise ChainAnswerError(f"tx: height {result.height} came for a transaction of block {height}")
         if result.code:
             return []
         message = RevealMessage.from_tx(tx)

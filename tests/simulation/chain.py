@@ -191,7 +191,9 @@ class SimChain:
                 refusal = self.judge(pending.message, block.head.height, time=block.head.time)
                 code = refusal[0] if refusal else 0
             block.txs.append((pending.tx, code))
-            self.included[sha256(pending.tx).digest()] = (code, block.head.height)
+            name = sha256(pending.tx).digest()
+            if code == 0 or self.included.get(name, (1, 0))[0] != 0:  # as CometBFT's index: a success stays
+                self.included[name] = (code, block.head.height)
             spent = (pending.message.round_id, pending.message.nullifier)
             if code == 0:
                 self.counted[spent] = block.head.height

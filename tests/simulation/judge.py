@@ -51,6 +51,8 @@ class Judge:
     Attributes:
         clock_wrong_until: loop second until which the service's clock was wrong, and what it had begun by it may
             still be under way.
+        heights_wrong_until: loop second until which a node told heights that rise at a pace of their own: where it is
+            the only one, ten of its blocks are not ten of the chain's.
     """
 
     def __init__(self, plan: Plan, story: Story, chain: SimChain, host: Host) -> None:
@@ -59,13 +61,13 @@ class Judge:
         self._chain = chain
         self._host = host
         self.shares: dict[bytes, Tracked] = {}
-        self.clock_wrong_until = -1.0
+        self.clock_wrong_until = self.heights_wrong_until = -1.0
         self.broadcasts: dict[tuple[bytes, int], bytes] = {}
         self.sins: Counter[bytes] = Counter()
         self.deaths: Counter[bytes] = Counter()
         self.spent: Counter[bytes] = Counter()
         self._rows: dict[int, bytes] = {}
-        self._message: dict[bytes, tuple[bytes, int]] = {}  # and the height of its proof, by nullifier
+        self._message: dict[bytes, tuple[bytes, int, float]] = {}  # with the proof's height, the send's time
         self._proven_at: dict[bytes, int] = {}  # the chain's height when its message came on the disk
         self._refused: set[bytes] = set()
         self.counts: Counter[str] = Counter()
@@ -96,9 +98,14 @@ class Judge:
         before = self._message.get(spent)
         if before is not None and before[0] == tx_hash:
             return
-        if before is not None and before[0] not in self._refused and height < before[1] + REPROVE_BLOCKS - LAG:
+        if (
+            before is not None
+            and before[0] not in self._refused
+            and height < before[1] + REPROVE_BLOCKS - LAG
+            and before[2] > self.heights_wrong_until
+        ):
             self._story.fail("proven anew too soon", spent, "heights", before[1], height)
-        self._message[spent] = (tx_hash, height)
+        self._message[spent] = (tx_hash, height, self._chain.now() - EPOCH)
 
     def on_refusal(self, message: RevealMessage) -> None:
         """A node refuses this very message: another may follow."""

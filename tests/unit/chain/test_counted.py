@@ -9,7 +9,7 @@ import pytest
 
 from helper.chain.client import HeightGoneError
 from helper.chain.counted import CountedBlocks
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.errors import ChainError, ChainUnavailable
 from tests.conftest import recorded_lines
 from tests.recorded.test_models import message
 from tests.support.clock import FakeClock
@@ -53,10 +53,20 @@ async def test_what_is_not_known_yet_is_not_taken_for_nothing() -> None:
         await blocks.reveals(450)
     with pytest.raises(ChainUnavailable, match="not there yet"):
         await blocks.reveals(464)
-    node.include(449, TXS[1], ROWS[1]["tx"])
-    node.results[sha256(TXS[1]).hexdigest().upper()]["height"] = "448"
-    with pytest.raises(ChainAnswerError, match="448 came for a transaction of block 449"):
-        await blocks.reveals(449)
+    assert blocks.whole
+    await blocks.aclose()
+
+
+async def test_the_same_bytes_in_two_blocks_are_in_the_one_in_which_they_counted() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    node.include(448, TXS[0], ROWS[0]["tx"] | {"code": 5})
+    node.include(450, TXS[0], ROWS[0]["tx"])
+    node.include(447, TXS[1], ROWS[1]["tx"])
+    node.txs[450].append(TXS[1])
+    blocks, _ = await reader(clock, a=node)
+    found = {height: [one.raw for one in await blocks.reveals(height)] for height in (447, 448, 450)}
+    assert found == {447: [TXS[1]], 448: [], 450: [TXS[0]]}
     assert blocks.whole
     await blocks.aclose()
 

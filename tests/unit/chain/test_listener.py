@@ -94,6 +94,20 @@ async def test_failed_transactions_do_not_count(rpc: bool) -> None:
     assert setting.spent == [2]
 
 
+@pytest.mark.parametrize(("codes", "spent"), [((1, 0), [1]), ((0, None), [1]), ((1, 1), [])])
+async def test_the_same_bytes_in_two_blocks(codes: tuple[int, int | None], spent: list[int]) -> None:
+    # sent again while they did not count; a node's index has one of the two places, which once stopped all
+    setting = Setting(rpc=False, cursor=90)
+    setting.put(95, 1, code=codes[0])
+    if codes[1] is None:  # as CometBFT does: where they counted stays
+        setting.node.txs[98] = [reveal(1).to_tx()]
+    else:
+        setting.put(98, 1, code=codes[1])
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == (spent, 100)
+    assert setting.endpoints.usable
+
+
 @both
 async def test_a_block_applied_twice_changes_nothing(rpc: bool) -> None:
     setting = Setting(rpc=rpc, cursor=90)
