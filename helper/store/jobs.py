@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, Self
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +22,38 @@ class Job:
     tries: int = 0
     value: Any = None
     error: BaseException | None = None
+
+
+class Bulk(ABC):
+    """An operation that costs less when it is done together with others of its kind."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def do_all(cls, tx: Any, operations: Sequence[Self]) -> list[Any]:
+        """Do them as if one came after the other; the result of each, in their order. What this raises is for all."""
+
+    def __call__(self, tx: Any) -> Any:
+        """Do this one alone."""
+        return self.do_all(tx, [self])[0]
+
+
+def parts(batch: Iterable[Job]) -> Iterator[list[Job]]:
+    """A batch in its order, divided into what is done at once: bulk operations of one kind, and single others."""
+    for _, run in groupby(batch, lambda job: type(job.op) if isinstance(job.op, Bulk) else job):
+        yield list(run)
+
+
+def do(tx: Any, part: Sequence[Job]) -> None:
+    """Do a part of a batch, and keep what came of it."""
+    op: Any = part[0].op
+    if isinstance(op, Bulk):
+        operations: list[Any] = [job.op for job in part]
+        for job, value in zip(part, op.do_all(tx, operations), strict=True):
+            job.value = value
+    else:
+        part[0].value = op(tx)
 
 
 class BatchFailedError(Exception):

@@ -19,7 +19,7 @@ class WorkPart(StorePart):
 
     async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
         """Keep a share; DUPLICATE when its key is known or its nullifier spent."""
-        return await self._writer.run(partial(work.enqueue, share=share, nullifier=nullifier, now=now))
+        return await self._writer.run(work.Arrival(share, nullifier, now))
 
     async def is_known(self, key: ShareKey) -> bool:
         """Whether a share with this key was ever taken."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from itertools import repeat
 from types import MappingProxyType
 
 _MARK = "-- name: "
+_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
 def _folder() -> resources.abc.Traversable:
@@ -18,6 +21,12 @@ def _folder() -> resources.abc.Traversable:
 def queries() -> Mapping[str, str]:
     """The statements of `queries.sql` by name."""
     return named((_folder() / "queries.sql").read_text("utf-8"))
+
+
+@cache
+def of_rows(name: str, rows: int) -> str:
+    """A statement of `queries.sql` with one row of values, made to take so many."""
+    return _ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), queries()[name])
 
 
 def named(text: str) -> Mapping[str, str]:

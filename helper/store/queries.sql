@@ -53,11 +53,13 @@ SELECT coalesce(max(id), 0) FROM shares;
 
 -- By its nullifier too: where the index of the macs is damaged, a share that comes again is no new one.
 
--- name: is_taken
-SELECT 1 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = :mac)
-  OR EXISTS (SELECT 1 FROM shares WHERE nullifier = :nullifier AND round_no = :round_no)
-  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = :round_no AND mac = :mac)
-  OR EXISTS (SELECT 1 FROM spent WHERE round_no = :round_no AND nullifier = :nullifier);
+-- name: are_taken
+WITH asked (place, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
+SELECT place FROM asked AS a
+WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
+  OR EXISTS (SELECT 1 FROM shares WHERE nullifier = a.nullifier AND round_no = a.round_no)
+  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
+  OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
 -- name: is_buried
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;

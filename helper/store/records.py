@@ -102,7 +102,8 @@ class ShareRow(NamedTuple):
 
     def sealed(self, key: bytes) -> ShareRow:
         """The same row with the check that belongs to it."""
-        return self._replace(row_check=row_check(key, self[:-1]))
+        columns = self[:-1]
+        return ShareRow(*columns, row_check(key, columns))
 
     def is_sound(self, key: bytes) -> bool:
         """Whether the row is as it was written."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 from helper.share import ShareState
 from helper.store.failure import IndexDamageError, UnreadableRowError, code_of
-from helper.store.queries import queries
+from helper.store.queries import of_rows, queries
 from helper.store.records import ShareRow
 from helper.store.rows import Spent
-from helper.store.tx import UNREADABLE, Params, Tx
+from helper.store.tx import UNREADABLE, Name, Params, Tx
+
+ROWS_AT_ONCE: Final = 64
+"""Rows of one statement."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,28 @@ class SqliteTx(Tx):
         """The number of the next share."""
         self.next_id += 1
         return self.next_id - 1
+
+    def are_taken(self, asked: Sequence[Name]) -> set[int]:
+        """Which of these names are known or spent, by their places."""
+        placed = [(place, *name) for place, name in enumerate(asked)]
+        return {place for found in self._of_rows("are_taken", placed) for (place,) in found}
+
+    def add_shares(self, rows: Sequence[ShareRow]) -> None:
+        """Put in new shares."""
+        for _ in self._of_rows("add_share", [row.columns() for row in rows]):
+            pass
+
+    def _of_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
+        """Run a named statement of one row for many rows at once; what each run of it gives.
+
+        In numbers of rows that are powers of two: so few statements do, and each is made ready once.
+        """
+        start = 0
+        while left := len(rows) - start:
+            size = min(ROWS_AT_ONCE, 1 << left.bit_length() - 1)
+            values = list(chain.from_iterable(rows[start : start + size]))
+            yield self.conn.execute(of_rows(name, size), values).fetchall()
+            start += size
 
     def beside(self) -> None:
         """Nothing to do: one thread writes, and no other host."""

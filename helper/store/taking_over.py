@@ -49,11 +49,11 @@ def _take_over(tx: Tx, one: Carried, nullifier: bytes, note: str, at_ms: int, *,
         return "closed"
     if tx.one("is_spent", (key.no, nullifier)) is not None:
         return "spent"
-    if tx.one("is_taken", {"round_no": key.no, "mac": key.mac(one.share.key), "nullifier": nullifier}) is not None:
+    if tx.are_taken([(key.no, key.mac(one.share.key), nullifier)]):
         return "known"
     if not dry:
         row = _row(tx, key, one, nullifier)
-        tx.run("add_share", row.columns())
+        tx.add_shares([row])
         tx.count(key.no, ShareState.RECEIVED, 1)
         for line in one.history:
             _tell(tx, row.id, line)

@@ -10,13 +10,13 @@ import asyncio
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from helper.errors import StoreError
-from helper.store.jobs import Job, settle, tell
+from helper.store.jobs import Job, do, settle, tell
 from helper.store.rows import DamagedShare
 from helper.store.tx import Keys
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 TxT = TypeVar("TxT")
 
 MAX_BATCH: Final = 512
-"""Operations of one transaction, so that the first of them does not wait long."""
+"""Operations of a transaction to which no more are added, so that the first of them does not wait long."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,8 @@ class WritingThread(ABC, Generic[TxT]):
 
     def __init__(self, on_damaged: Callable[[DamagedShare], None]) -> None:
         self._on_damaged = on_damaged
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._handed_in: list[Job] = []
+        self._jobs: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped: asyncio.Future[None] | None = None
         self.stats = WriterStats()
@@ -83,6 +84,7 @@ class WritingThread(ABC, Generic[TxT]):
         if self._thread is None or self._stopped is None:
             return
         self._thread = None
+        self._hand_over()
         self._jobs.put(None)
         await self._stopped
 
@@ -100,8 +102,18 @@ class WritingThread(ABC, Generic[TxT]):
             raise _not_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(Job(op, loop, future, after_erasure))
+        self._handed_in.append(Job(op, loop, future, after_erasure))
+        if len(self._handed_in) == 1:
+            # not at once: to wake the thread costs more than most operations, and what else this turn of the loop hands
+            # in goes with it
+            loop.call_soon(self._hand_over)
         return await future
+
+    def _hand_over(self) -> None:
+        """Give the thread all that was handed in."""
+        jobs, self._handed_in = self._handed_in, []
+        for start in range(0, len(jobs), MAX_BATCH):
+            self._jobs.put(jobs[start : start + MAX_BATCH])
 
     # ------------------------------------------------------------------ the thread
 
@@ -128,14 +140,33 @@ class WritingThread(ABC, Generic[TxT]):
         """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
         batch: list[Job] = []
         with suppress(queue.Empty):
-            job = self._jobs.get(timeout=patience)
-            while job is not None:
-                batch.append(job)
-                if len(batch) == MAX_BATCH:
+            jobs = self._jobs.get(timeout=patience)
+            while jobs is not None:
+                batch += jobs
+                if len(batch) >= MAX_BATCH:
                     return batch, True
-                job = self._jobs.get_nowait()
+                jobs = self._jobs.get_nowait()
             return batch, False
         return batch, True
+
+    def _do(self, tx: TxT, part: Sequence[Job]) -> None:
+        """Do a part of a batch. If that fails before anything was changed, its jobs are done one by one, and those that
+        fail then fail alone.
+
+        Raises:
+            Exception: the transaction can not go on.
+        """
+        before = self._changes(tx)
+        try:
+            do(tx, part)
+        except Exception as error:
+            if self._spoils(tx, error) or self._changes(tx) != before:
+                raise
+            if len(part) > 1:
+                for job in part:
+                    self._do(tx, [job])
+            else:
+                part[0].error = self._translate(error)
 
     def _report(self, found: list[DamagedShare]) -> None:
         for share in found:
@@ -154,6 +185,18 @@ class WritingThread(ABC, Generic[TxT]):
     @abstractmethod
     def _serve(self) -> None:
         """Work on what is collected until nothing more comes. Answers every job, and raises nothing."""
+
+    @abstractmethod
+    def _changes(self, tx: TxT) -> int:
+        """A number that is another one after a statement has changed something."""
+
+    @abstractmethod
+    def _spoils(self, tx: TxT, error: Exception) -> bool:
+        """Whether the transaction can not go on after this error of one operation."""
+
+    @abstractmethod
+    def _translate(self, error: BaseException) -> BaseException:
+        """The error of the house that stands for one of the database; any other error as it is."""
 
     @abstractmethod
     def _close(self) -> None:

@@ -18,6 +18,8 @@ from helper.store.rows import DamagedShare, Spent
 UNREADABLE = DamagedShare("", b"", -1)
 """What is told of a share whose row can not be read at all."""
 
+Name = tuple[int, bytes, bytes]
+"""What a share is known by: its round's number, its mac, its nullifier."""
 Params = tuple[Any, ...] | Mapping[str, Any]
 """What a statement is given, by place or by name."""
 
@@ -101,6 +103,14 @@ class Tx(ABC):
     @abstractmethod
     def new_id(self) -> int:
         """The number of the next share: none is used twice, and they go up."""
+
+    @abstractmethod
+    def are_taken(self, asked: Sequence[Name]) -> set[int]:
+        """Which of these names are known or spent, by their places in the sequence."""
+
+    @abstractmethod
+    def add_shares(self, rows: Sequence[ShareRow]) -> None:
+        """Put in new shares."""
 
     @abstractmethod
     def share(self, share_id: int) -> ShareRow | None:

@@ -5,15 +5,18 @@ They run on the writer thread, inside its transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from helper.schedule import due_ms, rank
 from helper.share import Share, ShareState
+from helper.store.jobs import Bulk
 from helper.store.moves import Move, load, move, rewrite
 from helper.store.records import ShareRow
 from helper.store.rows import Enqueued, QueuedShare
-from helper.store.tx import Tx
+from helper.store.tx import Name, Tx
 
 DUE: Final = "due"
 """What hosts are told when a share comes in that is due soon."""
@@ -24,19 +27,70 @@ _WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareSta
 _IN_HAND: Final = frozenset({ShareState.WITNESSED, ShareState.BROADCAST})
 
 
+@dataclass(slots=True, eq=False)
+class Arrival(Bulk):
+    """A share to be kept.
+
+    Attributes:
+        share: what was posted.
+        nullifier: 32 bytes.
+        now: unix seconds.
+    """
+
+    share: Share
+    nullifier: bytes
+    now: float
+
+    @classmethod
+    def do_all(cls, tx: Tx, operations: Sequence[Arrival]) -> list[Enqueued]:
+        """Keep all that are new; what became of each, in their order."""
+        return enqueue_all(tx, operations)
+
+
 def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
-    """Keep a share, unless its key is known or its nullifier is spent, or its round was closed by another host."""
+    """Keep a share; see `enqueue_all`."""
+    return enqueue_all(tx, [Arrival(share, nullifier, now)])[0]
+
+
+def enqueue_all(tx: Tx, arrivals: Sequence[Arrival]) -> list[Enqueued]:
+    """Keep shares, unless their key is known or their nullifier spent, or their round was closed by another host.
+
+    What becomes of each is what would if they came one after the other; it takes one look and one statement for many.
+    """
     tx.beside()
-    key = tx.need_round(share.round_id)
-    mac = key.mac(share.key)
-    if tx.one("is_taken", {"round_no": key.no, "mac": mac, "nullifier": nullifier}) is not None:
-        return Enqueued.DUPLICATE
-    if tx.is_over(key.no):
-        return Enqueued.CLOSED
-    row = ShareRow(
+    names = [_name(tx, one) for one in arrivals]
+    taken = tx.are_taken(names)
+    outcomes, rows = [], []
+    here: set[bytes | tuple[int, bytes]] = set()
+    for place, (one, (round_no, mac, nullifier)) in enumerate(zip(arrivals, names, strict=True)):
+        if place in taken or mac in here or (round_no, nullifier) in here:
+            outcomes.append(Enqueued.DUPLICATE)
+        elif tx.is_over(round_no):
+            outcomes.append(Enqueued.CLOSED)
+        else:
+            here |= {mac, (round_no, nullifier)}
+            rows.append(_row(tx, one, round_no, mac))
+            outcomes.append(Enqueued.QUEUED)
+    tx.add_shares(rows)
+    if any(row.due_ms <= row.received_ms + SOON_MS for row in rows):
+        tx.tell(DUE)
+    for round_no, number in Counter(row.round_no for row in rows).items():
+        tx.count(round_no, ShareState.RECEIVED, number)
+    return outcomes
+
+
+def _name(tx: Tx, one: Arrival) -> Name:
+    key = tx.need_round(one.share.round_id)
+    return key.no, key.mac(one.share.key), one.nullifier
+
+
+def _row(tx: Tx, one: Arrival, round_no: int, mac: bytes) -> ShareRow:
+    """The row of a new share."""
+    share = one.share
+    return ShareRow(
         round_id=share.round_id,
         id=tx.new_id(),
-        round_no=key.no,
+        round_no=round_no,
         mac=mac,
         share_index=share.share_index,
         proposal_id=share.proposal_id,
@@ -48,22 +102,17 @@ def enqueue(tx: Tx, share: Share, nullifier: bytes, now: float) -> Enqueued:
         primary_blind=share.primary_blind,
         c1=share.c1,
         c2=share.c2,
-        nullifier=nullifier,
-        received_ms=int(now * 1000),
+        nullifier=one.nullifier,
+        received_ms=int(one.now * 1000),
         rank=rank(tx.keys.order, mac),
         state=ShareState.RECEIVED.value,
-        due_ms=due_ms(share.submit_at, now),
+        due_ms=due_ms(share.submit_at, one.now),
         attempts=0,
         crashes=0,
         proved_height=None,
         stage="accepted",
         note="",
     ).sealed(tx.keys.rows)
-    tx.run("add_share", row.columns())
-    if row.due_ms <= row.received_ms + SOON_MS:
-        tx.tell(DUE)
-    tx.count(key.no, ShareState.RECEIVED, 1)
-    return Enqueued.QUEUED
 
 
 def claim_due(tx: Tx, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:

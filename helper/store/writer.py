@@ -3,7 +3,7 @@
 An operation is a function of a `Tx`. All that wait when the thread is free run in one transaction; what is handed in
 while its commit runs makes the next one. An operation that raises before it has written anything fails alone. One that
 raises after it has written undoes the transaction, and all of the batch run again, each in a transaction of its own:
-that is rare, and saves a savepoint for every other operation.
+that is rare, and saves a savepoint for every other operation. Shares that come together are one operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.failure import UnreadableRowError, is_damage, is_environment, translate
-from helper.store.jobs import BatchFailedError, Job, resolve, tell
+from helper.store.jobs import BatchFailedError, Job, parts, resolve, tell
 from helper.store.opening import Opened, open_database
 from helper.store.queries import migrations
 from helper.store.rows import DamagedShare
@@ -147,14 +147,8 @@ class Writer(WritingThread[SqliteTx]):
             if probe:
                 # A page is written even though nothing changes; a row with the contents that it has is not.
                 conn.execute(f"PRAGMA user_version = {len(migrations())}")
-            for job in batch:
-                before = conn.total_changes
-                try:
-                    job.value = job.op(tx)
-                except Exception as error:
-                    if _spoils(error) or not conn.in_transaction or conn.total_changes != before:
-                        raise
-                    job.error = translate(error)
+            for part in parts(batch):
+                self._do(tx, part)
             tx.flush_counts()
             conn.execute("COMMIT")
         except Exception as error:
@@ -168,6 +162,16 @@ class Writer(WritingThread[SqliteTx]):
             self.trouble.written()
         self.stats.commits += 1
         self.stats.operations += len(batch)
+
+    def _changes(self, tx: SqliteTx) -> int:
+        return tx.conn.total_changes
+
+    def _spoils(self, tx: SqliteTx, error: Exception) -> bool:
+        at_fault = is_damage(error) or is_environment(error) or isinstance(error, UnreadableRowError)
+        return at_fault or not tx.conn.in_transaction
+
+    def _translate(self, error: BaseException) -> BaseException:
+        return translate(error)
 
     def _roll_back(self, tx: SqliteTx) -> None:
         if tx.conn.in_transaction:
@@ -192,8 +196,3 @@ class Writer(WritingThread[SqliteTx]):
             for job in held:
                 job.error = StoreError("the database was closed before everything deleted was erased")
         resolve(held)
-
-
-def _spoils(error: Exception) -> bool:
-    """Whether the transaction can not go on after this error of one operation."""
-    return is_damage(error) or is_environment(error) or isinstance(error, UnreadableRowError)

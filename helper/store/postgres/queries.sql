@@ -136,11 +136,19 @@ WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
 
 -- ---------------------------------------------------------------- shares: taking in
 
--- name: is_taken
-SELECT 1 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = %(mac)s)
-  OR EXISTS (SELECT 1 FROM shares WHERE tag = ANY (%(tags)s) AND round_no = %(round_no)s)
-  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = %(round_no)s AND mac = %(mac)s)
-  OR EXISTS (SELECT 1 FROM spent WHERE round_no = %(round_no)s AND nullifier = %(nullifier)s);
+-- For a nullifier there are as many tags as there are keys, one behind the other.
+
+-- name: are_taken
+SELECT a.place - 1
+FROM unnest(%(rounds)s::bigint[], %(macs)s::bytea[], %(nullifiers)s::bytea[])
+  WITH ORDINALITY AS a (round_no, mac, nullifier, place)
+WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
+  OR EXISTS (
+    SELECT 1 FROM shares
+    WHERE tag = ANY ((%(tags)s::bytea[])[(a.place - 1) * %(keys)s + 1 : a.place * %(keys)s]) AND round_no = a.round_no
+  )
+  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
+  OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
 -- name: is_buried
 SELECT 1 FROM tombstones WHERE round_no = %s AND mac = %s;
@@ -155,6 +163,15 @@ SELECT 1 FROM spent WHERE round_no = %s AND nullifier = %s;
 INSERT INTO shares (
   id, round_no, mac, tag, witness, rank, state, due_ms, attempts, crashes, proved_height, stage, note, row_check
 ) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+
+-- name: add_shares
+INSERT INTO shares (
+  id, round_no, mac, tag, witness, rank, state, due_ms, attempts, crashes, proved_height, stage, note, row_check
+)
+SELECT * FROM unnest(
+  %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[],
+  %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[]
+);
 
 -- ---------------------------------------------------------------- shares: working
 

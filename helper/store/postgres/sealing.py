@@ -50,11 +50,10 @@ class Sealing:
     def __init__(self, seals: Seals) -> None:
         self._seals = seals
         self._to: dict[str, Callable[[Any], Sealed]] = {
-            "add_share": self._add_share,
+            "add_share": self.share,
             "add_reveal": lambda row: (row[0], self._message(row[1], row[2]), *row[3:]),
             "carry_reveal": lambda row: (row[0], self._message(row[1], row[2]), *row[3:]),
             "add_round_key": lambda row: (*row[:2], seals.seal(row[2]), row[3]),
-            "is_taken": lambda named: {**named, "tags": seals.tags(named["nullifier"])},
             "shares_of_nullifier": lambda row: (seals.tags(row[0]),),
         }
         self._from: dict[str, Callable[[Row], Row]] = {
@@ -91,7 +90,8 @@ class Sealing:
 
     # ------------------------------------------------------------------ outward
 
-    def _add_share(self, columns: Row) -> Row:
+    def share(self, columns: Row) -> Row:
+        """A share's columns, as PostgreSQL gets them."""
         row = ShareRow(b"", *columns)
         numbers = _NUMBERS.pack(
             row.share_index, row.proposal_id, row.vote_decision, row.tree_position, row.submit_at, row.received_ms

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -15,7 +16,7 @@ from helper.store.postgres.sealing import Sealing
 from helper.store.queries import named
 from helper.store.records import RoundRow, ShareRow
 from helper.store.rows import Spent
-from helper.store.tx import Params, Tx
+from helper.store.tx import Name, Params, Tx
 
 IDS_AT_ONCE: Final = 64
 """Numbers of shares that are taken from the database at once."""
@@ -101,6 +102,25 @@ class PgTx(Tx):
         if not self._ids:
             self._ids = [row[0] for row in reversed(self.all("new_ids", (IDS_AT_ONCE,)))]
         return self._ids.pop()
+
+    def are_taken(self, asked: Sequence[Name]) -> set[int]:
+        """Which of these names are known or spent, by their places."""
+        if not asked:
+            return set()
+        rounds, macs, nullifiers = map(list, zip(*asked, strict=True))
+        tags = [self.sealing.tags(nullifier) for nullifier in nullifiers]
+        names = {
+            "rounds": rounds,
+            "macs": macs,
+            "nullifiers": nullifiers,
+            "tags": list(chain.from_iterable(tags)),
+            "keys": len(tags[0]),
+        }
+        return {place for (place,) in self.all("are_taken", names)}
+
+    def add_shares(self, rows: Sequence[ShareRow]) -> None:
+        """Put in new shares."""
+        self.many("add_shares", [self.sealing.share(row.columns()) for row in rows])
 
     def share(self, share_id: int) -> ShareRow | None:
         """A share's row, locked until the end of the transaction."""

@@ -17,7 +17,7 @@ import psycopg
 import structlog
 
 from helper.errors import StoreError, StoreFull, StoreUnreachable
-from helper.store.jobs import Job, resolve, tell
+from helper.store.jobs import Job, parts, resolve, tell
 from helper.store.postgres.failure import is_lost, translate, worth_repeating
 from helper.store.postgres.link import Link
 from helper.store.postgres.opening import connect, join, prepare, refuse_moved, take_name
@@ -109,8 +109,9 @@ class PgWriter(WritingThread[PgTx]):
         try:
             tx = self._tx or self._connect()
             tx.begin(len(batch))
-            for done, job in enumerate(batch):  # noqa: B007 - where it stopped is needed below
-                self._do(tx, job)
+            for part in parts(batch):
+                self._do(tx, part)
+                done += len(part)
             tx.flush_counts()
             in_doubt = True
             tx.commit()
@@ -127,14 +128,14 @@ class PgWriter(WritingThread[PgTx]):
         tx.erased = False
         resolve(batch)
 
-    def _do(self, tx: PgTx, job: Job) -> None:
-        before = tx.changes
-        try:
-            job.value = job.op(tx)
-        except Exception as error:
-            if isinstance(error, psycopg.Error | AloneError) or tx.changes != before:
-                raise
-            job.error = translate(error)
+    def _changes(self, tx: PgTx) -> int:
+        return tx.changes
+
+    def _spoils(self, tx: PgTx, error: Exception) -> bool:  # noqa: ARG002 (SQLite's)
+        return isinstance(error, psycopg.Error | AloneError)
+
+    def _translate(self, error: BaseException) -> BaseException:
+        return translate(error)
 
     def _after(self, error: Exception, batch: list[Job], stopped_at: int, *, in_doubt: bool) -> None:
         """Run in parts what could not be committed as a whole, or tell its callers."""

@@ -100,11 +100,11 @@ async def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it
 async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, path: Path) -> None:
     await store.close()
     conn = sqlite3.connect(path)
-    hot = ("due_shares", "next_due", "is_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
+    hot = ("due_shares", "next_due", "are_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
     for name in hot:
         sql = queries()[name]
         names = {"round_no": 1, "now_ms": 1, "limit": 1, "mac": b"", "nullifier": b"", "after": 0, "height": 1}
-        params = names if ":" in sql else (b"",)
+        params = names if ":" in sql else (b"",) * sql.count("?")
         plan = " / ".join(row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {sql}", params))
         assert "SCAN shares" not in plan, name
         assert "SCAN s " not in f"{plan} ", name
