@@ -6,6 +6,7 @@ No function here knows chance: what is asked twice is answered alike. The wallet
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -54,5 +55,12 @@ def rank(key: bytes, mac: bytes) -> int:
         key: 16 to 64 bytes.
         mac: the share's name as the store keeps it.
     """
-    digest = blake2b(mac, digest_size=8, key=key, person=b"svote-order").digest()
-    return int.from_bytes(digest, "big") >> 1
+    digest = _ranking(key).copy()
+    digest.update(mac)
+    return int.from_bytes(digest.digest(), "big") >> 1
+
+
+@lru_cache(maxsize=4)
+def _ranking(key: bytes) -> blake2b:
+    """The hash that ranks, begun with its key: half of what one costs."""
+    return blake2b(digest_size=8, key=key, person=b"svote-order")

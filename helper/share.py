@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 SHARE_COUNT: Final = 16
 """Shares of one vote; `share_index` is below it."""
@@ -58,8 +58,7 @@ def sources(target: ShareState) -> tuple[ShareState, ...]:
     return tuple(state for state in sorted(TRANSITIONS) if target in TRANSITIONS[state])
 
 
-@dataclass(frozen=True, slots=True)
-class ShareKey:
+class ShareKey(NamedTuple):
     """What makes a share the same share, whatever time it is posted with.
 
     Attributes:

@@ -1,5 +1,6 @@
 """The native module. Use it through `proofs`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 SUBTREE_LEAVES: int
@@ -44,6 +45,16 @@ def check_share(
 
 def read_shares(bodies: list[bytes]) -> list[tuple[Any, ...] | None]:
     """The fields of each share, in the order of `proofs.ReadShare`; see `proofs.read_shares`."""
+
+def row_check(key: bytes, row: tuple[object, ...]) -> bytes:
+    """The 8 bytes that stand at the end of a row in a database: keyed BLAKE2b (a key has at most 64 bytes) over its
+    other columns: how many there are and of which types, all integers, the lengths of all bytes and texts, and these.
+
+    Raises `TypeError` for a column of a type that is never written, `OverflowError` for an integer beyond 64 bits.
+    """
+
+def row_checks(key: bytes, rows: Sequence[tuple[object, ...]]) -> list[bytes]:
+    """The same for many rows at once, hashed without the GIL."""
 
 def prove(
     circuit: str,

@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-import struct
-from functools import cache
-from hashlib import blake2b
+from collections.abc import Sequence
 from hmac import compare_digest
-from types import NoneType
 from typing import NamedTuple
 
 import orjson
 
 from helper.share import Share, ShareState
 from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
+from proofs import row_check, row_checks
 
 Column = int | str | bytes | float | None
 """What a column may hold."""
 
-CHECK_BYTES = 8
 FACTS_KEY = b"small facts"
 """The key of the checks of `meta`, where the database's own keys are kept: known, as it guards against damage only."""
 MAX_NOTE = 400
-_LETTERS = {int: b"i", bytes: b"b", str: b"s", NoneType: b"n"}
-
-
-@cache
-def _shape(kinds: tuple[type, ...]) -> bytes:
-    """One letter a column, and how many there are.
-
-    Raises:
-        TypeError: a column has a type that is never written.
-    """
-    try:
-        return b"%d:" % len(kinds) + b"".join(_LETTERS[kind] for kind in kinds)
-    except KeyError as error:
-        raise TypeError(f"a {error.args[0].__name__} in a row") from None
-
-
-def canonical(row: tuple[Column, ...]) -> bytes:
-    """One byte string for a row of columns: their types, all integers, all lengths, all texts. No two rows share it.
-
-    Raises:
-        TypeError: a column has a type that is never written.
-        struct.error: an integer is beyond 64 bits.
-    """
-    numbers = [value for value in row if type(value) is int]
-    texts = [value for value in row if type(value) is bytes]
-    texts += [value.encode("utf-8", "surrogatepass") for value in row if type(value) is str]
-    lengths = map(len, texts)
-    packed = struct.pack(f">{len(numbers) + len(texts)}q", *numbers, *lengths)
-    return b"".join((_shape(tuple(map(type, row))), packed, *texts))
-
-
-def row_check(key: bytes, row: tuple[Column, ...]) -> bytes:
-    """The 8 bytes that stand at the end of a row: keyed BLAKE2b over its other columns."""
-    return blake2b(canonical(row), digest_size=CHECK_BYTES, key=key, person=b"svote-row").digest()
 
 
 def short(text: str, limit: int = MAX_NOTE) -> str:
@@ -67,7 +30,7 @@ def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
     kept = row[-1]
     try:
         return isinstance(kept, bytes) and compare_digest(kept, row_check(key, row[:-1]))
-    except (TypeError, struct.error):
+    except (TypeError, OverflowError):
         return False  # a column of a type or size that is never written
 
 
@@ -102,8 +65,7 @@ class ShareRow(NamedTuple):
 
     def sealed(self, key: bytes) -> ShareRow:
         """The same row with the check that belongs to it."""
-        columns = self[:-1]
-        return ShareRow(*columns, row_check(key, columns))
+        return seal_all(key, [self])[0]
 
     def is_sound(self, key: bytes) -> bool:
         """Whether the row is as it was written."""
@@ -150,6 +112,12 @@ class ShareRow(NamedTuple):
             round_id=round_id if isinstance(round_id, bytes) else b"",
             state=state if isinstance(state, int) else -1,
         )
+
+
+def seal_all(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
+    """The same rows with the checks that belong to them."""
+    columns = [row[:-1] for row in rows]
+    return [ShareRow(*row, check) for row, check in zip(columns, row_checks(key, columns), strict=True)]
 
 
 class RevealRow(NamedTuple):

@@ -12,6 +12,7 @@ pub mod k10;
 pub mod k11;
 pub mod payload;
 pub mod poseidon;
+pub mod rows;
 pub mod tree;
 
 // Left out of the crate's own tests, which so need no libpython to link with.

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from helper.share import ShareState
-from helper.store.records import Column, RevealRow, ShareRow, is_sound, row_check
+from helper.store.records import Column, RevealRow, ShareRow, is_sound
+from proofs import row_check
 
 Row = tuple[Any, ...]
 Key = tuple[Any, ...]

@@ -11,6 +11,7 @@ mod elgamal;
 mod hashing;
 mod payload;
 mod proving;
+mod rows;
 mod tree;
 
 /// A pair of byte strings.
@@ -76,6 +77,8 @@ mod _native {
     use super::payload::read_shares;
     #[pymodule_export]
     use super::proving::{circuits, fingerprint, prove, verify, warm};
+    #[pymodule_export]
+    use super::rows::{row_check, row_checks};
     #[pymodule_export]
     use super::tree::{empty_root, CommitmentTree};
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helper.errors import StoreCorrupt, StoreError
@@ -91,6 +91,20 @@ def comers(draw: st.DrawFn) -> Comer:
     return Comer(draw(st.integers(0, ROUNDS - 1)), key, nullifier, draw(times), draw(RIGHT_OR_WRONG))
 
 
+EACH_END = [
+    *(Comer(0, number, number, 0, "") for number in range(1, 6)),
+    Comer(0, 4, 4, int(NOW) + 1, ""),
+    Comer(1, 1, 1, 0, ""),
+    Comer(2, 1, 1, 0, ""),
+    Comer(2, 2, 2, 0, "nullifier"),
+    Comer(2, 3, 3, 0, "position"),
+    Comer(2, 4, 4, 0, ""),
+    Comer(2, 5, 4, 0, ""),
+    Comer(2, 4, 6, 0, ""),
+]
+"""One of each kind."""
+
+
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as one:
@@ -107,6 +121,7 @@ def test_of_shares_that_come_together_becomes_what_would_one_after_the_other(
     number = count()
     seen: set[Outcome] = set()
 
+    @example(EACH_END, Before(frozenset({1}), frozenset({2}), frozenset({3}), closed=True, damaged=True))
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(comers(), max_size=24), st.builds(Before, FEW, FEW, FEW, SELDOM, SELDOM))
     def compare(batch: list[Comer], before: Before) -> None:

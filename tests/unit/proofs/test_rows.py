@@ -1,0 +1,67 @@
+"""The check of a database's rows: what is in databases was made by this formula."""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofs import row_check, row_checks
+
+KEY = b"k" * 32
+LETTERS = {int: b"i", bytes: b"b", str: b"s", type(None): b"n"}
+Column = int | bytes | str | None
+
+columns = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.binary(max_size=600),
+    st.text(st.characters(), max_size=40),
+)
+rows = st.lists(columns, max_size=30).map(tuple)
+
+
+def by_the_formula(key: bytes, row: tuple[Column, ...]) -> bytes:
+    """The check as it is written down, part by part."""
+    numbers = [value for value in row if isinstance(value, int)]
+    texts = [value for value in row if isinstance(value, bytes)]
+    texts += [value.encode("utf-8", "surrogatepass") for value in row if isinstance(value, str)]
+    kinds = b"%d:" % len(row) + b"".join(LETTERS[type(value)] for value in row)
+    words = struct.pack(f">{len(numbers) + len(texts)}q", *numbers, *map(len, texts))
+    whole = b"".join((kinds, words, *texts))
+    return blake2b(whole, digest_size=8, key=key, person=b"svote-row").digest()
+
+
+@given(rows, st.binary(max_size=64))
+def test_it_is_what_the_formula_says(row: tuple[Column, ...], key: bytes) -> None:
+    assert row_check(key, row) == by_the_formula(key, row)
+
+
+@given(st.lists(rows, max_size=5))
+def test_many_at_once_are_as_one_by_one(many: list[tuple[Column, ...]]) -> None:
+    assert row_checks(KEY, list(many)) == [row_check(KEY, row) for row in many]
+
+
+def test_rows_that_differ_in_where_a_text_ends_differ() -> None:
+    assert row_check(KEY, ("ab", "c")) != row_check(KEY, ("a", "bc"))
+    assert row_check(KEY, (b"a", "b")) != row_check(KEY, ("a", b"b"))
+    assert row_check(KEY, (1, None)) != row_check(KEY, (None, 1))
+
+
+@pytest.mark.parametrize("value", [1.0, True, [1], bytearray(b"1")])
+def test_a_type_that_is_never_written_has_no_check(value: object) -> None:
+    with pytest.raises(TypeError, match=rf"^a {type(value).__name__} in a row$"):
+        row_check(KEY, (1, value))
+    with pytest.raises(TypeError):
+        row_checks(KEY, [(1,), (value,)])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        row_check(KEY, (2**63,))
+    with pytest.raises(ValueError, match="too long"):
+        row_check(b"k" * 65, (1,))
+    assert len(row_check(b"k" * 64, (2**63 - 1, -(2**63)))) == 8
