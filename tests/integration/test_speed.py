@@ -16,6 +16,7 @@ from contextlib import closing
 from functools import partial
 from math import inf
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import orjson
 from structlog.testing import capture_logs
@@ -31,15 +32,19 @@ from helper.store.chainfacts import apply_block
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.rows import Enqueued, PreparedReveal
 from helper.store.sqlite_tx import SqliteTx
-from helper.store.work import claim_due, enqueue
+from helper.store.work import Arrival, claim_due, enqueue, enqueue_all
 from tests.unit.intake_parts import END, ROUND_ID, FakeChain, FakeClock
 
 VOTES = 8
 ROUNDS, MOST_ROUNDS = 5, 20
 """Times that both sides are taken, in turns: the quickest of each counts. More where the machine is busy."""
-TAKING = 1.85
-"""What taking a share costs beside the yardstick, in CPU: 1.79 to 1.99 in six processes of twelve rounds each, on a
+TAKING = 1.5
+"""What taking a share costs beside the yardstick, in CPU: 1.43 to 1.55 in three processes of twelve rounds each, on a
 machine whose neighbours make one and the same round cost up to twice as much."""
+TOGETHER = 64
+"""Shares of one batch, as many as there are connections when it is measured."""
+STATEMENTS = 2 / TOGETHER
+"""Statements that one of these takes: a look for all, and all rows at once."""
 LOSS = 1 / 0.7
 SMALL, GREAT = 100, 4_000
 """Shares that wait."""
@@ -109,6 +114,19 @@ def yardstick(bodies: Sequence[bytes]) -> float:
         return time.process_time() - began
 
 
+def test_shares_that_come_together_take_few_statements(tmp_path: Path) -> None:
+    with opened(tmp_path / "queue.db") as database, transaction(database) as tx:
+        coming = [Arrival(*one, now=1.0) for one in shares(ROUND_ID, 0, 3 * TOGETHER, DUE)]
+        enqueue_all(tx, coming[:1])  # which makes the round's key
+        few = statements(tx, lambda: enqueue_all(tx, coming[TOGETHER : 2 * TOGETHER]))
+        again = statements(tx, lambda: enqueue_all(tx, coming[TOGETHER : 2 * TOGETHER]))
+        odd = statements(tx, lambda: enqueue_all(tx, coming[2 * TOGETHER : -1]))
+
+    assert few / TOGETHER <= STATEMENTS
+    assert again == few / 2, "none of them is put in a second time"
+    assert odd <= 2 * 6, "a few sizes of statements do for every number"
+
+
 def test_work_in_a_great_queue_takes_as_many_steps_as_in_a_small_one(tmp_path: Path) -> None:
     small, great = steps(tmp_path / "small.db", SMALL, FEW), steps(tmp_path / "great.db", GREAT, MANY)
 
@@ -146,6 +164,14 @@ def await_confirmation(tx: SqliteTx, first: int, number: int) -> None:
         prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99), DUE * 1000)
         mark_sending(tx, queued.id, DUE * 1000, 100, "node")
         record_outcome(tx, queued.id, DUE * 1000, "ACCEPTED")
+
+
+def statements(tx: SqliteTx, work: Callable[[], object]) -> int:
+    """The statements that this runs."""
+    conn = tx.conn
+    with patch.object(tx, "conn", Mock(wraps=conn)) as counting:
+        work()
+    return len(counting.method_calls)
 
 
 def counted(tx: SqliteTx, work: Callable[[], object]) -> int:
