@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
 from helper.errors import StoreCorrupt
@@ -33,23 +33,17 @@ class RoundKey:
         mac_key: 32 bytes.
     """
 
-    __slots__ = ("_inner", "_outer", "no")
+    __slots__ = ("_mac", "no")
 
     def __init__(self, no: int, mac_key: bytes) -> None:
         self.no = no
-        block = mac_key.ljust(64, b"\0")
-        self._inner = sha256(bytes(byte ^ 0x36 for byte in block))
-        self._outer = sha256(bytes(byte ^ 0x5C for byte in block))
+        self._mac = hmac.new(mac_key, digestmod="sha256")
 
     def mac(self, key: ShareKey) -> bytes:
-        """A share's name in this database: HMAC-SHA256, 32 bytes.
-
-        The halves of RFC 2104, begun once: the library's begins anew each time, which is most of what a name costs.
-        """
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(key.encode())
-        outer.update(inner.digest())
-        return outer.digest()
+        """A share's name in this database: HMAC-SHA256, 32 bytes."""
+        mac = self._mac.copy()  # begun with the key once, as that is most of what a short name costs
+        mac.update(key.encode())
+        return mac.digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ async def test_a_share_that_was_taken_up_when_the_service_ended_keeps_its_time(t
         line.prover.hold(1)
         async with line.running():
             await line.put(1, 2, submit_at=START + 5)
-            clock.advance(5)
+            await line.later(5)
             await until_length(line.nodes.posts, 1)
         assert line.states() == {1: ShareState.WITNESSED, 2: ShareState.BROADCAST}, "cancelled: left as they are"
     async with open_line(tmp_path / "queue.db", clock=clock) as line:
