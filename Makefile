@@ -91,13 +91,13 @@ pictures: $(VENV)/.native $(WALLET) ## the pictures in docs/images/, of the runn
 	@sh scripts/system_packages.sh chromium=chromium pngquant=pngquant
 	$(BIN)/python -m tests.browser.pictures
 
-lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow
-	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
-	  --python-version 3.11 pyproject.toml -o requirements/base.txt
-	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-annotate \
-	  --python-version 3.11 --extra postgres -c requirements/base.txt pyproject.toml -o requirements/postgres.txt
+lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow: what is shipped is what is tested
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
 	  --python-version 3.11 pyproject.toml requirements/dev.in -o requirements/dev.txt
+	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --python-version 3.11 -c requirements/dev.txt pyproject.toml -o requirements/base.txt
+	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --python-version 3.11 --extra postgres -c requirements/dev.txt pyproject.toml -o requirements/postgres.txt
 	echo uv | $(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
 	  --python-version 3.11 - -o requirements/uv.txt
 

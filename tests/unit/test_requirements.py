@@ -1,0 +1,24 @@
+"""What is shipped is what is tested: every pin of the product's is one of the tests' environment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "requirements"
+PIN = re.compile(r"^([A-Za-z0-9._\[\]-]+)==([^ ;]+)", re.MULTILINE)
+
+
+def pins(name: str) -> dict[str, str]:
+    return dict(PIN.findall((FOLDER / name).read_text()))
+
+
+@pytest.mark.parametrize("name", ["base.txt", "postgres.txt"])
+def test_each_pin_is_the_one_that_the_tests_run_with(name: str) -> None:
+    shipped, tested = pins(name), pins("dev.txt")
+    assert len(shipped) > 30
+    assert {package: (version, tested.get(package)) for package, version in shipped.items()} == {
+        package: (version, version) for package, version in shipped.items()
+    }
