@@ -12,6 +12,7 @@ from helper.chain.client import HeightGoneError
 from helper.chain.endpoint import Endpoint
 from helper.chain.failover import Endpoints
 from helper.chain.message import REVEAL_TAG, RevealMessage
+from helper.chain.outcome import Verdict, verdict_of
 from helper.chain.rpc import BlockResults, Spent
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 
@@ -100,7 +101,7 @@ class BlockSource:
         if block is None:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-        fates = await some_at_once(reveals, lambda tx: self._counted(endpoint, tx), _TX_AT_ONCE)
+        fates = await some_at_once(reveals, lambda tx: self._counted(endpoint, tx, height), _TX_AT_ONCE)
         spent: list[Spent] = []
         for fate in fates:
             if fate is None:
@@ -108,19 +109,20 @@ class BlockSource:
             spent += fate
         return BlockResults(height, spent, [], [], block.head.time)
 
-    async def _counted(self, endpoint: Endpoint, tx: bytes) -> list[Spent] | None:
+    async def _counted(self, endpoint: Endpoint, tx: bytes, height: int) -> list[Spent] | None:
         """The nullifier of an included reveal if it counted, nothing if it failed, None while the node does
         not say.
 
         The same bytes may be in several blocks, as they are sent again while they do not count. A node's index has one
-        of these places (CometBFT: that at which they counted, else the last), so the answer may be about another
-        block. Where it says that they counted the nullifier is spent, wherever that was; where it does not, they have
-        not counted here.
+        of these places, the last (CometBFT's `IndexerService` writes over what is there), and may lag behind the
+        blocks. So a failure further down says nothing of this block yet; and one further up because the nullifier is
+        spent says that it counted by then. One further up for another reason hides what came of it here, which is then
+        taken for a failure too: the round was over by then.
         """
         result = await endpoint.client.tx(sha256(tx).digest())
-        if result is None:
+        if result is None or (result.code and result.height < height):
             return None
-        if result.code:
+        if result.code and (result.height == height or verdict_of(result.code, result.log) is not Verdict.SPENT):
             return []
         message = RevealMessage.from_tx(tx)
         return [(message.round_id, message.nullifier)]

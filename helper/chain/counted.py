@@ -19,7 +19,7 @@ from helper.chain.failover import Endpoints
 from helper.chain.http import TIMEOUT
 from helper.chain.onlooker import Onlooker
 from helper.chain.public import CountedReveal, reveal_in
-from helper.errors import ChainUnavailable
+from helper.errors import ChainAnswerError, ChainUnavailable
 
 R = TypeVar("R")
 
@@ -82,9 +82,10 @@ class CountedBlocks:
     async def _counted(self, raw: bytes, height: int) -> bool:
         tx_hash = sha256(raw).digest()
         result = await self._ask(lambda client: client.tx(tx_hash))
-        if result is None:
+        if result is None or (result.code and result.height < height):  # the index may lag behind the blocks
             raise ChainUnavailable(f"block {height}: what came of a transaction in it is not known yet")
-        # the same bytes may be in several blocks, and a node's index has the place at which they counted
+        if result.code and result.height > height:
+            raise ChainAnswerError(f"block {height}: of a transaction in it only a later failure is known")
         return result.code == 0 and result.height == height
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:

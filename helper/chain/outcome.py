@@ -144,11 +144,12 @@ def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
     elif status == 200 and not code:
         verdict = Verdict.ACCEPTED
     else:
-        verdict = _refusal(code, log)
+        verdict = verdict_of(code, log)
     return Outcome(verdict, code, presentable(log or error), tx_hash)
 
 
-def _refusal(code: int | None, log: str) -> Verdict:
+def verdict_of(code: int | None, log: str) -> Verdict:
+    """What a chain's refusal means, of a message that was sent or of one that failed in a block."""
     text = log.lower()
     return next(verdict for piece, number, verdict in REFUSALS if piece in text and (number is None or number == code))
 

@@ -10,13 +10,15 @@ from hashlib import sha256
 
 import proofs
 from helper.chain.message import RevealMessage
-from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState
+from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
 from tests.simulation.stand_ins import SimTree, verifies
 from tests.simulation.story import Story
 
 CHAIN_ID = "svote-sim-1"
 EPOCH = 1_795_268_000.0
 """Unix time at the loop's second 0."""
+INDEX_SECONDS = 0.5
+"""For how long a node's index of transactions lacks a new block."""
 
 Refusal = tuple[int, str]
 
@@ -122,7 +124,7 @@ class SimChain:
         self.blocks = [SimBlock(genesis), SimBlock(genesis)]
         self.rounds: dict[bytes, SimRound] = {}
         self.counted: dict[tuple[bytes, bytes], int] = {}
-        self.included: dict[bytes, tuple[int, int]] = {}
+        self.included: dict[bytes, list[TxResult]] = {}
         self.mempool: dict[bytes, Pending] = {}
         self.halted = False
         self.delay = 0.0
@@ -186,19 +188,29 @@ class SimChain:
         self._dice.shuffle(ready)
         for pending in ready:
             del self.mempool[pending.tx]
-            code = pending.code
+            code, refusal = pending.code, None
             if code is None:
                 refusal = self.judge(pending.message, block.head.height, time=block.head.time)
                 code = refusal[0] if refusal else 0
             block.txs.append((pending.tx, code))
-            name = sha256(pending.tx).digest()
-            if code == 0 or self.included.get(name, (1, 0))[0] != 0:  # as CometBFT's index: a success stays
-                self.included[name] = (code, block.head.height)
+            log = "" if code == 0 else refusal[1] if refusal else "out of gas"
+            self.included.setdefault(sha256(pending.tx).digest(), []).append(TxResult(code, block.head.height, log))
             spent = (pending.message.round_id, pending.message.nullifier)
             if code == 0:
                 self.counted[spent] = block.head.height
                 block.reveals.append(spent)
             self._story.tell("included", spent[1], "code", code, "height", block.head.height)
+
+    def indexed(self, tx_hash: bytes, height: int) -> TxResult | None:
+        """What the index of a node at this height has: the last place of these bytes, but for the newest block's while
+        it is very new.
+        """
+        there = [
+            one
+            for one in self.included.get(tx_hash, [])
+            if one.height <= height and self.head(one.height).time <= self.now() - INDEX_SECONDS
+        ]
+        return there[-1] if there else None
 
     def judge(self, message: RevealMessage, height: int, *, time: float) -> Refusal | None:
         """Why a reveal is refused at a height, None when it is not."""

@@ -143,10 +143,7 @@ class SimClient(ChainClient):
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         node = await self._reach()
-        found = node.chain.included.get(tx_hash)
-        if found is None or found[1] > node.height:
-            return None
-        return TxResult(found[0], found[1], "")
+        return node.chain.indexed(tx_hash, node.height)
 
     async def broadcast(self, message: RevealMessage) -> Any:
         line = _Line(self)

@@ -51,8 +51,8 @@ class Judge:
     Attributes:
         clock_wrong_until: loop second until which the service's clock was wrong, and what it had begun by it may
             still be under way.
-        heights_wrong_until: loop second until which a node told heights that rise at a pace of their own: where it is
-            the only one, ten of its blocks are not ten of the chain's.
+        heights_wrong: spans of loop seconds in which the only node told heights that rise at a pace of their own: ten
+            of its blocks are not ten of the chain's.
     """
 
     def __init__(self, plan: Plan, story: Story, chain: SimChain, host: Host) -> None:
@@ -61,7 +61,8 @@ class Judge:
         self._chain = chain
         self._host = host
         self.shares: dict[bytes, Tracked] = {}
-        self.clock_wrong_until = self.heights_wrong_until = -1.0
+        self.clock_wrong_until = -1.0
+        self.heights_wrong: list[tuple[float, float]] = []
         self.broadcasts: dict[tuple[bytes, int], bytes] = {}
         self.sins: Counter[bytes] = Counter()
         self.deaths: Counter[bytes] = Counter()
@@ -98,14 +99,12 @@ class Judge:
         before = self._message.get(spent)
         if before is not None and before[0] == tx_hash:
             return
-        if (
-            before is not None
-            and before[0] not in self._refused
-            and height < before[1] + REPROVE_BLOCKS - LAG
-            and before[2] > self.heights_wrong_until
-        ):
+        now = self._chain.now() - EPOCH
+        self._message[spent] = (tx_hash, height, now)
+        if before is None or before[0] in self._refused or height >= before[1] + REPROVE_BLOCKS - LAG:
+            return
+        if not any(first <= at <= last for first, last in self.heights_wrong for at in (before[2], now)):
             self._story.fail("proven anew too soon", spent, "heights", before[1], height)
-        self._message[spent] = (tx_hash, height, self._chain.now() - EPOCH)
 
     def on_refusal(self, message: RevealMessage) -> None:
         """A node refuses this very message: another may follow."""

@@ -232,8 +232,8 @@ class World:
             self.nodes[one.node].set_fault(what if on else None)
             if what in LIES:
                 self._lied_until = max(self._lied_until, one.end + 60)
-            if what is Fault.RESET:
-                self.judge.heights_wrong_until = max(self.judge.heights_wrong_until, one.end)
+            if on and what is Fault.RESET and len(self.nodes) == 1:
+                self.judge.heights_wrong.append((one.start, one.end))
         elif isinstance(what, Ill):
             self.provers.ill = what if on else None
         elif what in (Upset.FULL, Upset.IO):

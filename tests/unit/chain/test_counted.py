@@ -9,7 +9,7 @@ import pytest
 
 from helper.chain.client import HeightGoneError
 from helper.chain.counted import CountedBlocks
-from helper.errors import ChainError, ChainUnavailable
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 from tests.conftest import recorded_lines
 from tests.recorded.test_models import message
 from tests.support.clock import FakeClock
@@ -62,11 +62,15 @@ async def test_the_same_bytes_in_two_blocks_are_in_the_one_in_which_they_counted
     node = Node(clock)
     node.include(448, TXS[0], ROWS[0]["tx"] | {"code": 5})
     node.include(450, TXS[0], ROWS[0]["tx"])
-    node.include(447, TXS[1], ROWS[1]["tx"])
-    node.txs[450].append(TXS[1])
     blocks, _ = await reader(clock, a=node)
-    found = {height: [one.raw for one in await blocks.reveals(height)] for height in (447, 448, 450)}
-    assert found == {447: [TXS[1]], 448: [], 450: [TXS[0]]}
+    found = {height: [one.raw for one in await blocks.reveals(height)] for height in (448, 450)}
+    assert found == {448: [], 450: [TXS[0]]}
+    # and where the index has another place, at which they did not, nothing is concluded from that
+    node.include(449, TXS[1], ROWS[1]["tx"] | {"code": 5})
+    for height, error in ((447, ChainAnswerError), (451, ChainUnavailable)):
+        node.txs[height] = [TXS[1]]
+        with pytest.raises(error):
+            await blocks.reveals(height)
     assert blocks.whole
     await blocks.aclose()
 

@@ -94,18 +94,38 @@ async def test_failed_transactions_do_not_count(rpc: bool) -> None:
     assert setting.spent == [2]
 
 
-@pytest.mark.parametrize(("codes", "spent"), [((1, 0), [1]), ((0, None), [1]), ((1, 1), [])])
-async def test_the_same_bytes_in_two_blocks(codes: tuple[int, int | None], spent: list[int]) -> None:
-    # sent again while they did not count; a node's index has one of the two places, which once stopped all
+@pytest.mark.parametrize(
+    ("code", "log", "spent"),
+    [
+        (0, "", [1]),
+        (2, "nullifier already spent: 01", [1]),
+        (1, "invalid zero-knowledge proof", []),
+    ],
+)
+async def test_the_same_bytes_in_two_blocks(code: int, log: str, spent: list[int]) -> None:
+    # sent again while they did not count; a node's index has the last place alone, which once stopped the following
     setting = Setting(rpc=False, cursor=90)
-    setting.put(95, 1, code=codes[0])
-    if codes[1] is None:  # as CometBFT does: where they counted stays
-        setting.node.txs[98] = [reveal(1).to_tx()]
-    else:
-        setting.put(98, 1, code=codes[1])
+    setting.put(95, 1)
+    setting.node.include(98, reveal(1).to_tx(), included(1, code) | {"log": log})
     await setting.follow()
     assert (setting.spent, setting.listener.height) == (spent, 100)
     assert setting.endpoints.usable
+
+
+async def test_an_index_that_has_the_bytes_of_an_earlier_block_is_waited_for() -> None:
+    setting = Setting(rpc=False, cursor=90)
+    setting.put(95, 1, code=1)
+    await setting.endpoints.check()
+    await setting.listener.step()
+    setting.node.txs[99] = [reveal(1).to_tx()]  # which the index has not heard of
+    while await setting.listener.step():
+        pass
+    assert (setting.spent, setting.listener.height) == ([], 98)
+    assert setting.endpoints.usable
+    setting.node.txs.pop(99)
+    setting.put(99, 1)
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == ([1], 100)
 
 
 @both
