@@ -66,7 +66,9 @@ class BodyReader:
         """
         here: bytearray | None = scope.get("state", {}).get(WHOLE)
         if here is not None and len(here) <= min(self._small, self._limit):
-            return bytes(here)  # what nearly all send: nothing to wait for, and nothing to count
+            body = bytes(here)  # what nearly all send: nothing to wait for, and nothing to count
+            here.clear()  # the connection stays, and keeps no share
+            return body
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._limit:
             raise await self._too_large(scope, receive)

@@ -16,7 +16,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from helper.api import peer
-from helper.api.body import WHOLE
+from helper.api.body import SMALL, WHOLE
 from helper.api.deadline import Deadline
 from helper.api.guard import RETRY_AFTER_SECONDS
 from helper.api.limits import costs
@@ -125,6 +125,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop waiting."""
         self._cut.close()
         self._idle.close()
+        # and be gone, without the help of the cyclic collector
+        self.app_state = {}
+        if self.scope is not None:
+            self.scope["state"].pop(CYCLE_OF, None)
         self._read_on()
         if self._who is not None:
             self.held[self._who].discard(self)
@@ -173,6 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._in_head, self._unread = False, 0
+        self._idle.clear()
         self._cut.set(self.since + self.limits.request_seconds)
         super().on_headers_complete()
 
@@ -189,7 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             # It was answered before its end, and its end has stopped the clock that watches idle connections.
             self._idle.set(self.loop.time() + self.timeout_keep_alive)
-        elif not self.expect_100_continue:  # whoever asked is told to go on where the body is received
+        elif not self.expect_100_continue and len(self.cycle.body) <= SMALL:
+            # not where it was asked whether to send it: that is answered where the body is received
             self.scope["state"][WHOLE] = self.cycle.body
 
     def on_response_complete(self) -> None:
@@ -200,6 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if not self.transport.is_closing():
             self.flow.resume_reading()
+            self._idle.clear()
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
             else:

@@ -45,8 +45,8 @@ class Deadline:
         self._at = None
 
     def close(self) -> None:
-        """Nothing will be waited for any more."""
-        self._at = None
+        """Nothing will be waited for any more, nor is what was to be called kept."""
+        self._at, self._late = None, _nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -64,3 +64,7 @@ class Deadline:
         else:
             self._at = None
             self._late()
+
+
+def _nothing() -> None:
+    """What is called in the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import resource
 import socket
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.api.app import wrapped
-from helper.api.connection import ConnectionLimits, Door
+from helper.api.connection import BoundedProtocol, ConnectionLimits, Door
 from helper.clock import SystemClock
 from helper.errors import HelperError
 from helper.server import (
@@ -51,10 +52,22 @@ async def echo(request: Request) -> Response:
     return Response(await request.body())
 
 
+async def pause(request: Request) -> Response:
+    await asyncio.sleep(float(request.path_params["seconds"]))
+    return Response(b"paused")
+
+
 @contextlib.asynccontextmanager
 async def serving(limits: ConnectionLimits, door: Door | None = None) -> AsyncIterator[int]:
     """A server with these limits; yields its port."""
-    app = wrapped([Route("/hello", hello), Route("/echo", echo, methods=["POST"])])
+    app = wrapped(
+        [
+            Route("/hello", hello),
+            Route("/early", hello, methods=["POST"]),
+            Route("/echo", echo, methods=["POST"]),
+            Route("/pause/{seconds}", pause),
+        ]
+    )
     server: Server = make_server(app, limits, door=door)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
@@ -259,6 +272,41 @@ async def test_a_body_that_was_asked_about_and_refused_may_stay_away() -> None:
         head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
         assert json.loads(await client.ask(head))["error"] == "method not allowed"
         assert await client.rest() == b"", "the next request would be taken for the body"
+
+
+async def test_a_pipelined_request_is_not_cut_by_the_idle_time_of_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the first is answered before its end, which sets that time
+    monkeypatch.setattr("helper.server.KEEP_ALIVE", 1)
+    async with serving(PATIENT) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nxx")
+        await reader.readuntil(b"\r\n\r\nhello")
+        asks = [f"GET /pause/{seconds} HTTP/1.1\r\nHost: x\r\n\r\n" for seconds in (0.1, 1.5)]
+        writer.write(f"xx{''.join(asks)}".encode())
+        assert (await reader.read(-1)).count(b"\r\n\r\npaused") == 2
+        writer.close()
+
+
+async def test_a_connection_that_is_gone_is_gone_at_once() -> None:
+    def there() -> int:
+        return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
+
+    async with serving(PATIENT) as port:
+        before = there()
+        gc.disable()
+        try:
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(ASK)
+                await reader.readuntil(b"\r\n\r\nhello")
+                assert there() == before + 1
+                writer.close()
+                while there() > before:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 async def test_an_idle_connection_outlives_the_time_for_a_head() -> None:

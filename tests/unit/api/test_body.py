@@ -47,8 +47,9 @@ async def test_a_body_is_joined_from_its_parts() -> None:
 async def test_a_small_body_that_is_here_already_is_not_waited_for() -> None:
     scope, receive = request_of(b"from the wire")
     here = {**scope, "state": {body_module.WHOLE: bytearray(b"here")}}
-    assert await BodyReader().read(here, receive) == b"here"
     assert await BodyReader(small=3).read(here, receive) == b"from the wire", "a large one is counted as it comes"
+    assert await BodyReader().read(here, receive) == b"here"
+    assert here["state"][body_module.WHOLE] == b"", "an idle connection keeps no share"
 
 
 async def test_an_endless_body_is_cut_off() -> None:
