@@ -28,7 +28,7 @@ from tests.support.harness import STAND_IN, Helper, soon
 from tests.support.listeners import cpu_seconds
 
 SIZES = (100, 1000, 10_000)
-BLOCK_SECONDS = 5.0
+BLOCK_SECONDS = 2.5
 QUIET_BLOCKS = 2
 """Blocks in which what was just sent is only waited for."""
 BUSY_BLOCKS = 3
@@ -85,7 +85,7 @@ async def measure(size: int) -> dict[str, float]:
                 idle = await _cpu(chain, helper, QUIET_BLOCKS)
                 await helper.stop()
                 # What is filled in now was sent at a block to come: it is waited for in the two after that.
-                height = (await chain.get("/devnet/stats"))["height"] + 3 + size // 2000
+                height = (await chain.get("/devnet/stats"))["height"] + 4 + size // 2000
                 for first in range(0, size, 1000):
                     send(helper.db, round_id, first, min(size, first + 1000), height)
                 await helper.start()

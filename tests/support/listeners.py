@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
-TICKS = os.sysconf("SC_CLK_TCK")
 ADDRESSES = 4
 """Addresses of this machine that they listen from: one client may hold a quarter of all connections."""
 
@@ -67,6 +65,5 @@ async def listening(url: str, token: str, number: int) -> AsyncIterator[list[Lis
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used, its children aside."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """What a living process has used, its children aside: its CPU clock (clock_getcpuclockid(3)), to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)
