@@ -48,6 +48,23 @@ def make_shared(config: Config, clock: Clock) -> PostgresStore:
     )
 
 
+def refuse_held_host(config: Config) -> None:
+    """Look whether another process works under this host's name on the database that hosts share, as long as little is
+    loaded. It only looks: the store takes the name when it opens. (`helper.cli.second` does it for a file.)
+
+    Raises:
+        StoreLocked: another process does.
+        StoreError: the address will not do, or what it needs is not installed.
+    """
+    if not config.store.url:
+        return
+    with needing_postgres():
+        from helper.store.postgres.link import make_link  # noqa: PLC0415 - as above
+        from helper.store.postgres.opening import refuse_held_name  # noqa: PLC0415
+    settings = config.store
+    refuse_held_name(make_link(settings.url, schema=settings.schema_name, host=settings.host or socket.gethostname()))
+
+
 @contextmanager
 def needing_postgres() -> Iterator[None]:
     """Says what to install where something that the engine needs is not.

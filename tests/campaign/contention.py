@@ -6,8 +6,8 @@ read the file (with the settings of a helper whose control socket nobody serves)
 backup follows the other; and a second daemon is started on the file, again and again.
 
 With PostgreSQL all commands ask the daemon, `pg_dump` makes the backups, and the second daemon has the name of the
-first. It is refused by the database when all of the service is loaded, which takes two seconds of CPU, while a file's
-lock is asked for before anything else: within 5 s, then.
+first. That is asked of the database before the service is loaded, and it is given a second, as the server notices a bit
+late that a holder has died; a file's lock is asked for before anything else at all. Within 5 s, then.
 
 What must hold. Nobody is ever told "locked", or of a deadlock: not in an answer, not in a command's output, not in the
 log; only the second daemon is, at once, with exit status 1. No answer is a 5xx, no command fails, every backup is

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from secrets import token_hex
 
 import pytest
@@ -21,6 +24,8 @@ from helper.lease.shared import SharedLease
 from helper.share import ShareState
 from helper.store.base import DamagedShare, Enqueued
 from helper.store.postgres import PostgresStore
+from helper.store.postgres.link import make_link
+from helper.store.postgres.opening import refuse_held_name
 from helper.store.postgres.tx import PgTx
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
@@ -619,6 +624,46 @@ async def test_a_name_is_one_hosts_alone(join: Join, place: PostgresPlace, clock
         await place.store(clock, print, host="one").open()
     await one.close()
     await (await join("one")).close()
+
+
+async def test_that_a_name_is_held_can_be_seen_without_taking_it(join: Join, place: PostgresPlace) -> None:
+    link = make_link(place.address, schema=place.schema, host="one")
+    refuse_held_name(link)
+    one, _ = await join("one"), await join("another")
+    with pytest.raises(StoreLocked, match="'one'"):
+        await asyncio.to_thread(refuse_held_name, link)
+    await one.close()
+    refuse_held_name(link)
+    await (await join("one")).close()
+
+
+def test_a_database_that_can_not_be_reached_holds_no_name(place: PostgresPlace) -> None:
+    refuse_held_name(make_link(make_conninfo(place.address, port="1"), schema=place.schema, host="one"))
+
+
+def test_a_second_service_is_refused_before_it_is_loaded(place: PostgresPlace, tmp_path: Path) -> None:
+    """Loading takes a second of CPU and more, where the first has a machine to itself."""
+    (keys := tmp_path / "keys").touch(0o600)
+    keys.write_text(token_hex(32))
+    (settings := tmp_path / "helper.toml").write_text(
+        f'[helper]\nport = 0\n[store]\nurl = "{place.address}"\nschema_name = "{place.schema}"\n'
+        f'host = "one"\nkey_file = "{keys}"\n'
+    )
+    code = (
+        "import sys\n"
+        "from helper.cli.main import main\n"
+        "try:\n"
+        "    main(['serve', '--config', sys.argv[1]])\n"
+        "finally:\n"
+        "    print([name for name in ('helper.app', 'uvicorn', 'httpx', 'google.protobuf') if name in sys.modules])"
+    )
+    with place.connect() as former:
+        former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (place.schema,))
+        words = [sys.executable, "-c", code, str(settings)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, "[]\n")
+    assert "under the name 'one'" in done.stderr
+    assert "a name of its own" in done.stderr
 
 
 async def test_a_name_is_free_a_moment_after_its_holder_has_gone(join: Join, place: PostgresPlace) -> None:
