@@ -189,7 +189,7 @@ async def test_fifty_megabytes_come_through_without_being_held(http: httpx.Async
     assert size == PIECES * (len(PIECE) + 1) + 1
     assert ends == b"]"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 30_000, f"{grown} kB"
+    assert grown < 40_000, f"{grown} kB"  # 50,000 and more if it were held
 
 
 async def test_a_client_that_goes_away_ends_the_nodes_work(http: httpx.AsyncClient) -> None:
