@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -46,6 +47,9 @@ async def run_service(
     told = manager or Manager({}, os.getpid(), SystemClock())
 
     def ready(url: str) -> None:
+        # What is loaded now stays: each search for dead cycles in all of it would stop the service for 20 to 40 ms.
+        gc.collect()
+        gc.freeze()
         told.tell("READY=1")
         started(url)
 
