@@ -151,6 +151,7 @@ ROWS: Sequence[Row] = (
     Row("accepting, 64 connections", "accept", each("per_second"), "≥ 5,400", "shares/s"),
     Row("accepting, 64 connections, p99", "accept", each("p99_ms"), "≤ 30", "ms"),
     Row("accepting, of a bare route that parses the body", "accept", each("ratio"), "≥ 0.35"),
+    Row("the bare route, 64 connections", "accept", each("bare_per_second"), "", "shares/s"),
     Row("accepting, 1 connection, p50", "accept", each("one_p50_ms"), "≤ 1", "ms"),
     Row("accepting while both cores prove, p99", "posts", each("p99_ms"), "≤ 50", "ms"),
     Row("revealing at 20 posts/s, of its rate without", "posts", each("kept"), "≥ 0.9"),
