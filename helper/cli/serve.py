@@ -43,11 +43,12 @@ def serve(
     if settings.helper.disable and not any(others):
         say("the helper is disabled ([helper] disable = true), and nothing else is set up to run")
         return
-    # and here, so that a mistake in the settings needs no native code to be told
+    # and here, so that a mistake in the settings needs no native code to be told, and a second host no service
     from helper.store.making import refuse_held_host  # noqa: PLC0415
 
     if not settings.helper.disable:
         refuse_held_host(settings)
+
     import uvloop  # noqa: PLC0415
 
     from helper.clock import SystemClock  # noqa: PLC0415

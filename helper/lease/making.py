@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 
 from helper.clock import Clock
 from helper.config import Config
 from helper.lease import Lease
 from helper.roles import ROLES
+from helper.store.making import host_name
 from helper.store.whole import WholeStore
 
 
@@ -40,6 +40,5 @@ def _in_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Lease | 
         return None
     from helper.lease.s3 import s3_lease  # noqa: PLC0415 - likewise
 
-    host = config.store.host or socket.gethostname()
     seconds = config.store.lease_seconds
-    return s3_lease(config.s3, config.sender.place, host=host, clock=clock, env=env, seconds=seconds)
+    return s3_lease(config.s3, config.sender.place, host=host_name(config), clock=clock, env=env, seconds=seconds)

@@ -41,7 +41,7 @@ def make_shared(config: Config, clock: Clock) -> PostgresStore:
     return PostgresStore(
         settings.url,
         seals=read_seals(Path(settings.key_file)),
-        host=settings.host or socket.gethostname(),
+        host=host_name(config),
         schema=settings.schema_name,
         clock=clock,
         lease=settings.lease_seconds,
@@ -50,7 +50,7 @@ def make_shared(config: Config, clock: Clock) -> PostgresStore:
 
 def refuse_held_host(config: Config) -> None:
     """Look whether another process works under this host's name on the database that hosts share, as long as little is
-    loaded. It only looks: the store takes the name when it opens. (`helper.cli.second` does it for a file.)
+    loaded. The store takes the name for good when it opens. (`helper.cli.second` does it for a file.)
 
     Raises:
         StoreLocked: another process does.
@@ -61,8 +61,12 @@ def refuse_held_host(config: Config) -> None:
     with needing_postgres():
         from helper.store.postgres.link import make_link  # noqa: PLC0415 - as above
         from helper.store.postgres.opening import refuse_held_name  # noqa: PLC0415
-    settings = config.store
-    refuse_held_name(make_link(settings.url, schema=settings.schema_name, host=settings.host or socket.gethostname()))
+    refuse_held_name(make_link(config.store.url, schema=config.store.schema_name, host=host_name(config)))
+
+
+def host_name(config: Config) -> str:
+    """What this host is called among those that share a queue: `[store] host`, else the machine's own name."""
+    return config.store.host or socket.gethostname()
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0
@@ -34,6 +36,24 @@ class Ran:
         """The machine's line of a command that went well."""
         assert self.code == 0, f"exit status {self.code}: {self.err}"
         return json.loads(self.out)
+
+
+_TELL_LOADED = (
+    "import sys\n"
+    "from helper.cli.main import main\n"
+    "try:\n"
+    "    main(['serve', '--config', sys.argv[1]])\n"
+    "finally:\n"
+    "    print([name for name in sys.argv[2:] if name in sys.modules])"
+)
+
+
+def refused_serve(config: Path, *modules: str) -> tuple[str, str]:
+    """Start a service that has to end with 1: which of these modules it had loaded by then, and what it said."""
+    words = [sys.executable, "-c", _TELL_LOADED, str(config), *modules]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 1, done.stderr
+    return done.stdout.strip(), done.stderr
 
 
 STOPWATCH = ("bash", "-c", 'TIMEFORMAT=%R; time "$@"', "bash")

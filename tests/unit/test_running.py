@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 
+from helper.app import Service
 from helper.running import run_service
 
 
@@ -38,5 +40,5 @@ def thawed() -> Iterator[None]:
 @pytest.mark.usefixtures("thawed")
 async def test_what_is_loaded_is_not_searched_for_dead_cycles_once_the_service_listens() -> None:
     frozen: list[int] = []
-    await run_service(Standing(), started=lambda _: frozen.append(gc.get_freeze_count()))  # type: ignore[arg-type]
+    await run_service(cast("Service", Standing()), started=lambda _: frozen.append(gc.get_freeze_count()))
     assert frozen[0] > 10_000

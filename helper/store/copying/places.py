@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +9,7 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.store.copying.file_side import FileSide
 from helper.store.copying.side import Side
-from helper.store.making import needing_postgres
+from helper.store.making import host_name, needing_postgres
 
 FILE: Final = "sqlite"
 """The file that the settings name: [helper] db_path."""
@@ -85,6 +84,6 @@ def _shared(config: Config, address: str) -> Side:
     settings = config.store
     if not settings.key_file:
         raise ValueError("a shared database needs a key file: --key-file, or [store] key_file")
-    host = f"move from {settings.host or socket.gethostname()}"[:_NAME]
+    host = f"move from {host_name(config)}"[:_NAME]
     link = make_link(address, schema=settings.schema_name, host=host, patience=_PATIENCE)
     return SharedSide(link, read_seals(Path(settings.key_file)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -95,31 +94,23 @@ def take_name(conn: Connection, link: Link) -> None:
         name = (link.schema, link.host)
         conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
     except psycopg.errors.LockNotAvailable:
-        raise _name_is_held(link) from None
+        raise StoreLocked(
+            f"another process uses this database under the name {link.host!r}",
+            advice="Give every host a name of its own.",
+        ) from None
     conn.execute("RESET lock_timeout")
 
 
 def refuse_held_name(link: Link) -> None:
-    """Look whether another process has this host's name, without taking it. Whatever else is wrong, a database that
-    cannot be reached too, is for the opening to say.
+    """Take this host's name and give it back: whether it is free is known before anything else is loaded. Whatever else
+    is wrong, a database that cannot be reached too, is for the opening to say.
 
     Raises:
-        StoreLocked: another process holds it, and goes on holding it for as long as `take_name` would wait.
+        StoreLocked: another process holds it.
     """
-    wanted = {"schema": link.schema, "host": link.host}
     with suppress(psycopg.Error), psycopg.connect(link.conninfo, **link.options(reading=True)) as conn:
-        for pause in (_NAME_SECONDS, 0):
-            if not conn.execute(statements()["name_held"], wanted).fetchall():
-                return
-            time.sleep(pause)
-        raise _name_is_held(link)
-
-
-def _name_is_held(link: Link) -> StoreLocked:
-    return StoreLocked(
-        f"another process uses this database under the name {link.host!r}",
-        advice="Give every host a name of its own.",
-    )
+        take_name(conn, link)
+        conn.execute("SELECT pg_advisory_unlock_all()")  # not by the connection's end, of which the server hears late
 
 
 def join(conn: Connection, link: Link) -> None:

@@ -19,12 +19,6 @@ WITH here AS (
 SELECT pid FROM here WHERE objid = 3
 EXCEPT SELECT pid FROM here WHERE objid = hashtext('key ' || %(name)s)::oid;
 
--- name: name_held
-SELECT pid FROM pg_locks
-WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = hashtext(%(schema)s)::oid
-  AND objid = hashtext('host ' || %(host)s)::oid
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
-
 -- name: new_ids
 SELECT nextval('share_id') FROM generate_series(1, %s);
 

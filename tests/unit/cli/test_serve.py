@@ -12,6 +12,7 @@ from helper.cli.second import refuse_a_second
 from helper.config import glimpse_database, load
 from helper.errors import StoreLocked
 from helper.store.opening import FileLock
+from tests.support.command import refused_serve
 from tests.unit.cli.test_main import run
 
 
@@ -25,23 +26,12 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
     """Loading takes longer than a second daemon may take to be refused."""
     lock = FileLock(tmp_path / "q.db")
     lock.take()
-    code = (
-        "import sys\n"
-        "from helper.cli.main import main\n"
-        "try:\n"
-        "    main(['serve', '--config', sys.argv[1]])\n"
-        "finally:\n"
-        "    late = ('typer', 'pydantic', 'helper.config.model', 'helper.app', 'proofs', 'uvicorn', 'structlog')\n"
-        "    print([name for name in late if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(settings(tmp_path))], capture_output=True, text=True, check=False
-    )
+    late = ("typer", "pydantic", "helper.config.model", "helper.app", "proofs", "uvicorn", "structlog")
+    loaded, said = refused_serve(settings(tmp_path), *late)
     lock.release(clean=False)
-    assert done.returncode == 1
-    assert done.stdout == "[]\n"
-    assert "another daemon has this database open" in done.stderr
-    assert "db_path of its own" in done.stderr
+    assert loaded == "[]"
+    assert "another daemon has this database open" in said
+    assert "db_path of its own" in said
 
 
 def test_looking_at_the_lock_changes_nothing(tmp_path: Path) -> None:

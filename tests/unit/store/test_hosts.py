@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,6 +27,7 @@ from helper.store.postgres.opening import refuse_held_name
 from helper.store.postgres.tx import PgTx
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
+from tests.support.command import refused_serve
 from tests.support.edges import until
 from tests.support.postgres import Cluster, binaries
 from tests.support.process import PATIENCE
@@ -626,7 +625,7 @@ async def test_a_name_is_one_hosts_alone(join: Join, place: PostgresPlace, clock
     await (await join("one")).close()
 
 
-async def test_that_a_name_is_held_can_be_seen_without_taking_it(join: Join, place: PostgresPlace) -> None:
+async def test_whether_a_name_is_held_is_seen_and_it_is_as_it_was(join: Join, place: PostgresPlace) -> None:
     link = make_link(place.address, schema=place.schema, host="one")
     refuse_held_name(link)
     one, _ = await join("one"), await join("another")
@@ -649,21 +648,12 @@ def test_a_second_service_is_refused_before_it_is_loaded(place: PostgresPlace, t
         f'[helper]\nport = 0\n[store]\nurl = "{place.address}"\nschema_name = "{place.schema}"\n'
         f'host = "one"\nkey_file = "{keys}"\n'
     )
-    code = (
-        "import sys\n"
-        "from helper.cli.main import main\n"
-        "try:\n"
-        "    main(['serve', '--config', sys.argv[1]])\n"
-        "finally:\n"
-        "    print([name for name in ('helper.app', 'uvicorn', 'httpx', 'google.protobuf') if name in sys.modules])"
-    )
     with place.connect() as former:
         former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (place.schema,))
-        words = [sys.executable, "-c", code, str(settings)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (1, "[]\n")
-    assert "under the name 'one'" in done.stderr
-    assert "a name of its own" in done.stderr
+        loaded, said = refused_serve(settings, "helper.app", "uvicorn", "httpx", "google.protobuf")
+    assert loaded == "[]"
+    assert "under the name 'one'" in said
+    assert "a name of its own" in said
 
 
 async def test_a_name_is_free_a_moment_after_its_holder_has_gone(join: Join, place: PostgresPlace) -> None:
