@@ -28,6 +28,9 @@ WORD_SECONDS = 2.5
 OFFSETS_KEPT = 16
 """Heads of a node whose offsets are remembered."""
 
+PART = 1 / 4
+"""Of the interval between probes: the time between those that look for a block that should be there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -61,6 +64,7 @@ class Health:
         probed_at: monotonic time at which its last good probe began.
         before_head: monotonic time at which it did not have its newest block yet, minus infinity where none is known.
         offsets: those of its latest heads.
+        block_seconds: between its two newest heads, by their own time and a block; infinity before there were two.
         error: what went wrong when it was last probed, None when nothing did.
         rest_until: monotonic time before which it is not asked anything (but probed).
         rest_reason: why it rests.
@@ -76,6 +80,7 @@ class Health:
     probed_at: float = -math.inf
     before_head: float = -math.inf
     offsets: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
+    block_seconds: float = math.inf
     error: str | None = "not asked yet"
     rest_until: float = 0.0
     rest_reason: str = ""
@@ -94,11 +99,27 @@ class Health:
             self.offset = now - head.time
             self.offsets.append(self.offset)
             self.before_head = self.probed_at
+            if self.head is not None:
+                self.block_seconds = (head.time - self.head.time) / (head.height - self.head.height)
         self.probed_at = began
         self.head = head
         if syncing is not None:
             self.syncing, self.said_at = syncing, began
         self.error = None
+
+    def pause(self, interval: float, now: float) -> float:
+        """Seconds until it should be probed again: `interval`, or less around the time at which its next block is
+        expected. A block is then seen within a part of the interval, not half of one later on average.
+
+        It is expected as long after the newest as that came after the one before, and to show as soon as any of the
+        latest has. It is looked for a part before that, at it and a part after it: it may show earlier than was ever
+        looked, and be a little late.
+        """
+        if self.head is None:
+            return interval
+        part = PART * interval
+        due = self.head.time + self.block_seconds + min(self.offsets) - now
+        return min(max(due - part, part), interval) if due > -part else interval
 
     def rest(self, reason: str, *, monotonic: float) -> None:
         """Leave it alone for 1, 2, 4 … 30 s after the first, second, third … failure in a row."""

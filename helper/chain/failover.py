@@ -204,13 +204,13 @@ class Endpoints:
         self.settle()
 
     async def monitor(self, interval: float) -> None:
-        """Probe each endpoint for ever, `interval` seconds after its last probe ended; a slow one delays no
-        other.
+        """Probe each endpoint for ever, at the latest `interval` seconds after its last probe ended, and when its next
+        block is expected; a slow one delays no other.
         """
 
         async def watch(endpoint: Endpoint) -> None:
             while True:
-                await self.clock.sleep(interval)
+                await self.clock.sleep(endpoint.health.pause(interval, self.clock.now()))
                 await self._probe(endpoint)
                 self.settle()
 
