@@ -65,7 +65,7 @@ def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(MEASURES), nargs="+", default=list(MEASURES))
-    parser.add_argument("--quick", action="store_true", help="some six minutes, once, with smaller sizes")
+    parser.add_argument("--quick", action="store_true", help="some five minutes, once, with smaller sizes")
     options = parser.parse_args()
     wanted = [name for name in MEASURES if name in options.only]
     taken = {name: runs for name in wanted if (runs := take(name, quick=options.quick)) is not None}

@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one run, with an empty queue and with 10,000")
     options = parser.parse_args()
-    sizes, runs, votes, seconds = (SIZES[:2], 1, 800, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
+    sizes, runs, votes, seconds = (SIZES[:2], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
     print(json.dumps({"name": "queue", "runs": asyncio.run(measure(tuple(sizes), runs, votes, seconds))}))
 
 

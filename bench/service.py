@@ -41,6 +41,8 @@ EVERY = 1 / 20
 """Seconds between two posts."""
 STRETCH_SECONDS = 4.0
 IDLE_SECONDS = 20.0
+LOOK_SECONDS = 0.05
+"""Between two looks when nothing is proven any more."""
 
 
 async def raw_rate(circuit: str, proofs_wanted: int) -> float:
@@ -71,7 +73,7 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
 
     The raw rate is taken before and after: the speed of a machine that others use too drifts within minutes.
     """
-    raw = min(RAW_PROOFS[circuit], max(8, shares // 4))
+    raw = min(RAW_PROOFS[circuit], max(6, shares // 4))
     before_it = await raw_rate(circuit, raw)
     with tempfile.TemporaryDirectory() as name:
         flags = ("--circuit", circuit, "--block-seconds", "1")
@@ -90,8 +92,7 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
             if late > 0:
                 raise SystemExit(f"posting took {late:.1f} s too long")
             before = await chain.get("/devnet/stats")
-            while (await helper.counts()).get("confirmed", 0) < shares:
-                await asyncio.sleep(0.5)
+            await _confirmed(helper, shares, before_it)
             seconds = time.time() - due
             after = await chain.get("/devnet/stats")
     rate = (before_it + await raw_rate(circuit, raw)) / 2
@@ -104,6 +105,14 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
         "yardstick": yardstick,
         "ratio": shares / seconds / yardstick,
     }
+
+
+async def _confirmed(helper: Helper, shares: int, rate: float) -> None:
+    """Wait until so many are confirmed. A look takes milliseconds from the provers: until all are proven, the next is
+    half as far away as they are.
+    """
+    while (counts := await helper.counts()).get("confirmed", 0) < shares:
+        await asyncio.sleep(max(LOOK_SECONDS, (shares - counts.get("broadcast", 0)) / rate / 2))
 
 
 async def lone(circuit: str, shares: int) -> dict[str, float]:
@@ -124,11 +133,11 @@ async def lone(circuit: str, shares: int) -> dict[str, float]:
                 await asyncio.sleep(0.2)
             timing = (await helper.service())["lateness_start"]
             pids = [helper.pid, *await helper.workers()]
-            used = sum(map(cpu_seconds, pids))
-            await asyncio.sleep(IDLE_SECONDS)
+            used, seconds = sum(map(cpu_seconds, pids)), min(IDLE_SECONDS, float(shares))
+            await asyncio.sleep(seconds)
             used = sum(map(cpu_seconds, pids)) - used
     return {
-        "idle_percent": 100 * used / IDLE_SECONDS,
+        "idle_percent": 100 * used / seconds,
         "p50_ms": timing["p50_ms"],
         "p99_ms": timing["p99_ms"],
         "min_ms": timing["min_ms"],
@@ -196,6 +205,7 @@ async def _broadcast(helper: Helper) -> int:
 
 MEASURES = {"backlog": backlog, "lone": lone, "posts": posts}
 SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 48, "k11": 48}, "posts": {"k10": 480, "k11": 160}}
+QUICK = {"backlog": {"k10": 48, "k11": 12}, "lone": {"k10": 8, "k11": 8}, "posts": {"k10": 96, "k11": 32}}
 
 
 def main() -> None:
@@ -204,9 +214,9 @@ def main() -> None:
     parser.add_argument("measure", choices=list(MEASURES))
     parser.add_argument("--circuit", choices=["k10", "k11"], default="k10")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one run with a fifth of the shares")
+    parser.add_argument("--quick", action="store_true", help="one run with fewer shares")
     options = parser.parse_args()
-    shares = SHARES[options.measure][options.circuit] // (5 if options.quick else 1)
+    shares = (QUICK if options.quick else SHARES)[options.measure][options.circuit]
     runs: list[dict[str, Any]] = []
     for number in range(1 if options.quick else options.runs):
         print(f"{options.measure} {options.circuit}: run {number + 1}", file=sys.stderr)

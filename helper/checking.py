@@ -1,8 +1,9 @@
 """From a posted body to a share whose encodings and hashes are right: off the event loop, many at a time.
 
 Whatever came while a batch was under way makes the next one: reading, decoding and hashing are one native call for
-all of them, without the interpreter's lock. What that call does not find plainly right is read again here, by
-the rules of `helper.wire`, and refused with the field that breaks one.
+all of them, without the interpreter's lock. One that comes alone is read on the event loop: to change threads and back
+takes longer than reading it. What that call does not find plainly right is read again here, by the rules of
+`helper.wire`, and refused with the field that breaks one.
 """
 
 from __future__ import annotations
@@ -133,9 +134,11 @@ class Checker:
         if not self._waiting or self._under_way >= BATCHES:
             return
         batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+        if len(batch) == 1 and not self._under_way:
+            _tell(batch, self._read(batch))
+            return
         self._under_way += 1
-        bodies = [body for body, _ in batch]
-        done = loop.run_in_executor(self._pool, self._checks.read_shares, bodies)
+        done = loop.run_in_executor(self._pool, self._read, batch)
         done.add_done_callback(lambda read: self._end(loop, batch, read))
         if self._waiting:
             self._begin(loop)
@@ -148,14 +151,15 @@ class Checker:
     ) -> None:
         self._under_way -= 1
         self._begin(loop)
-        error = None if read.cancelled() else read.exception()
-        if error is not None:
+        _tell(batch, [None] * len(batch) if read.cancelled() else read.result())
+
+    def _read(self, batch: Sequence[_Waiting]) -> Sequence[ReadShare | None]:
+        """What the native call says of each; a batch that fails as a whole is read one by one."""
+        try:
+            return self._checks.read_shares([body for body, _ in batch])
+        except Exception as error:
             log.error("shares could not be read together", error=type(error).__name__)
-        # a batch that failed as a whole is read one by one
-        found = [None] * len(batch) if error is not None or read.cancelled() else read.result()
-        for (_, future), one in zip(batch, found, strict=True):
-            if not future.done():
-                future.set_result(one)
+            return [None] * len(batch)
 
     # ------------------------------------------------------------------ one by one
 
@@ -174,3 +178,9 @@ class Checker:
         except ProofsError as error:
             log.error("a share could not be checked", error=type(error).__name__)
             raise ShareRefused(400, "the share could not be checked") from None
+
+
+def _tell(batch: Sequence[_Waiting], found: Sequence[ReadShare | None]) -> None:
+    for (_, future), one in zip(batch, found, strict=True):
+        if not future.done():
+            future.set_result(one)

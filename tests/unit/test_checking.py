@@ -142,12 +142,14 @@ class Batches(FakeChecks):
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[int] = []
+        self.threads: set[str] = set()
         self.go_on = threading.Event()
         self.failure: Exception | None = None
         self.begun: Callable[[], None] = lambda: None
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
         self.batches.append(len(bodies))
+        self.threads.add(threading.current_thread().name)
         self.begun()
         assert self.go_on.wait(30)
         if self.failure is not None:
@@ -158,23 +160,34 @@ class Batches(FakeChecks):
 async def test_what_comes_while_batches_are_under_way_makes_the_next_one() -> None:
     checks = Batches()
     checker = Checker(checks)
-    wanted = checking.BATCHES + checking.MAX_BATCH + 3
 
     async def post() -> None:
         found = await checker.read(body())
         assert (found.vote_commitment, found.nullifier) == (COMMITMENT, NULLIFIER)
 
+    first = [2, *[1] * (checking.BATCHES - 1)]
     async with anyio.create_task_group() as group:
-        for number in range(checking.BATCHES):
-            group.start_soon(post)
+        for number, posts in enumerate(first):
+            for _ in range(posts):
+                group.start_soon(post)
             while len(checks.batches) <= number:
                 await anyio.sleep(0.001)
-        for _ in range(wanted - checking.BATCHES):
+        for _ in range(checking.MAX_BATCH + 3):
             group.start_soon(post)
         await anyio.wait_all_tasks_blocked()
-        assert checks.batches == [1] * checking.BATCHES
+        assert checks.batches == first
+        assert threading.current_thread().name not in checks.threads
         checks.go_on.set()
-    assert sorted(checks.batches) == sorted([*[1] * checking.BATCHES, checking.MAX_BATCH, 3])
+    assert sorted(checks.batches) == sorted([*first, checking.MAX_BATCH, 3])
+
+
+async def test_what_comes_alone_changes_no_thread() -> None:
+    checks = Batches()
+    checks.go_on.set()
+    checker = Checker(checks)
+    for _ in range(3):
+        await checker.read(body())
+    assert (checks.batches, checks.threads) == ([1] * 3, {threading.current_thread().name})
 
 
 async def test_a_large_body_waits_for_no_batch() -> None:
