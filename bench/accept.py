@@ -36,6 +36,8 @@ CONNECTIONS = 64
 OF_EACH_VOTE = 8
 VOTES_AT_ONCE = 8
 """Votes whose shares come mixed."""
+CAST_AT_ONCE = 256
+"""Votes that go to the chain together: each lot waits for a block."""
 ROUND_SECONDS = 7200
 
 
@@ -57,9 +59,9 @@ async def voted(chain: Chain, round_id: bytes, votes: int) -> list[tuple[Ballot,
         )
     sealed = [vote for part in parts for vote in part]
     places = []
-    for at in range(0, len(sealed), 64):
+    for at in range(0, len(sealed), CAST_AT_ONCE):
         async with Wallet(chain.url, []) as wallet:  # anew each time: a connection that rests long is closed
-            places.append(await asyncio.gather(*map(wallet.cast, sealed[at : at + 64])))
+            places.append(await asyncio.gather(*map(wallet.cast, sealed[at : at + CAST_AT_ONCE])))
     return list(zip(sealed, (place for some in places for place in some), strict=True))
 
 

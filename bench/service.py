@@ -123,7 +123,7 @@ async def lone(circuit: str, shares: int) -> dict[str, float]:
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 votes = await sealed_votes(wallet, round_id, shares)
-                start, number = soon(8), 0
+                start, number = soon(2 + shares / 8), 0
                 for vote, position in votes:
                     indices = range(min(shares - number, ballot.SHARES))
                     times = [start + number + index for index in range(ballot.SHARES)]

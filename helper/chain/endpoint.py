@@ -64,6 +64,7 @@ class Health:
         probed_at: monotonic time at which its last good probe began.
         before_head: monotonic time at which it did not have its newest block yet, minus infinity where none is known.
         offsets: those of its latest heads.
+        absences: for each of them, our clock minus its time when it was last looked for and not there yet.
         block_seconds: between its two newest heads, by their own time and a block; infinity before there were two.
         error: what went wrong when it was last probed, None when nothing did.
         rest_until: monotonic time before which it is not asked anything (but probed).
@@ -80,6 +81,7 @@ class Health:
     probed_at: float = -math.inf
     before_head: float = -math.inf
     offsets: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
+    absences: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
     block_seconds: float = math.inf
     error: str | None = "not asked yet"
     rest_until: float = 0.0
@@ -98,6 +100,7 @@ class Health:
         if self.head is None or head.height != self.head.height:
             self.offset = now - head.time
             self.offsets.append(self.offset)
+            self.absences.append(self.offset - (began - self.probed_at))
             self.before_head = self.probed_at
             if self.head is not None:
                 self.block_seconds = (head.time - self.head.time) / (head.height - self.head.height)
@@ -112,14 +115,16 @@ class Health:
         expected. A block is then seen within a part of the interval, not half of one later on average.
 
         It is expected as long after the newest as that came after the one before, and to show as soon as any of the
-        latest has. It is looked for a part before that, at it and a part after it: it may show earlier than was ever
-        looked, and be a little late.
+        latest has: it is looked for then and, as it may be a little late, a part later; and a part before, unless it is
+        known not to be there so early.
         """
         if self.head is None:
             return interval
         part = PART * interval
-        due = self.head.time + self.block_seconds + min(self.offsets) - now
-        return min(max(due - part, part), interval) if due > -part else interval
+        shows = min(self.offsets)
+        due = self.head.time + self.block_seconds + shows - now
+        early = 0.0 if shows - max(self.absences) < 1.5 * part else part
+        return min(max(due - early, part), interval) if due > -part else interval
 
     def rest(self, reason: str, *, monotonic: float) -> None:
         """Leave it alone for 1, 2, 4 … 30 s after the first, second, third … failure in a row."""
