@@ -118,9 +118,9 @@ class Health:
         latest has: it is looked for then and, as it may be a little late, a part later; and a part before, unless it is
         known not to be there so early.
         """
-        if self.head is None:
-            return interval
         part = PART * interval
+        if self.head is None or self.block_seconds < interval - part:
+            return interval  # several blocks an interval: whoever asks so seldom wants no more questions
         shows = min(self.offsets)
         due = self.head.time + self.block_seconds + shows - now
         early = 0.0 if shows - max(self.absences) < 1.5 * part else part

@@ -164,7 +164,7 @@ class ChainSection(Section):
         description="All these nodes are your own: they may be asked about shares that are not public yet.",
     )
     chain_id: Text = Field("", description="Which chain this is; empty learns it from the first answer.")
-    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="How often rounds and trees are brought up to date.")
+    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="The longest time between two looks for a new block.")
     stale_seconds: Number = Field(
         90, gt=0, le=3600, description="A node whose newest block is older than this is not used."
     )

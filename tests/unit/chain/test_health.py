@@ -53,6 +53,11 @@ def test_irregular_blocks_are_seen_no_later_than_by_the_interval() -> None:
     assert len(asked) <= at + 3 * len(shown), "three more a block"
 
 
+def test_an_interval_longer_than_a_blocks_time_stays_what_it_is() -> None:
+    asked, _ = probes([10 + 5.0 * number for number in range(60)], 10.0)
+    assert {round(later - earlier, 6) for earlier, later in pairwise(asked)} == {10.0}
+
+
 def test_nothing_that_a_node_shows_brings_more_probes_than_four_an_interval() -> None:
     dice = random.Random(7)
     health, now, height = Health(), 0.0, 0
