@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("the load generator wrk is missing: install Debian's package of this name")
-    votes, seconds, runs = (1120, 1, 1) if options.quick else (2560, 2, options.runs)
+    votes, seconds, runs = (1040, 1, 1) if options.quick else (2560, 2, options.runs)
     found = [asyncio.run(measure(votes, seconds)) for _ in range(runs)]
     figures = {name: round(median(run[name] for run in found), 3) for name in found[0]}
     print(json.dumps({"name": "accept", "median": figures, "runs": found}))

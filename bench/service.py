@@ -204,8 +204,8 @@ async def _broadcast(helper: Helper) -> int:
 
 
 MEASURES = {"backlog": backlog, "lone": lone, "posts": posts}
-SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 48, "k11": 48}, "posts": {"k10": 480, "k11": 160}}
-QUICK = {"backlog": {"k10": 48, "k11": 12}, "lone": {"k10": 8, "k11": 8}, "posts": {"k10": 96, "k11": 32}}
+SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 32, "k11": 32}, "posts": {"k10": 480, "k11": 160}}
+QUICK = {"backlog": {"k10": 40, "k11": 10}, "lone": {"k10": 6, "k11": 6}, "posts": {"k10": 96, "k11": 32}}
 
 
 def main() -> None:
