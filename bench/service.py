@@ -73,7 +73,7 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
 
     The raw rate is taken before and after: the speed of a machine that others use too drifts within minutes.
     """
-    raw = min(RAW_PROOFS[circuit], max(6, shares // 4))
+    raw = min(RAW_PROOFS[circuit], max(4, shares // 4))
     before_it = await raw_rate(circuit, raw)
     with tempfile.TemporaryDirectory() as name:
         flags = ("--circuit", circuit, "--block-seconds", "1")
