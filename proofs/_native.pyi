@@ -1,6 +1,7 @@
 """The native module. Use it through `proofs`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 SUBTREE_LEAVES: int
@@ -45,6 +46,28 @@ def check_share(
 
 def read_shares(bodies: list[bytes]) -> list[tuple[Any, ...] | None]:
     """The fields of each share, in the order of `proofs.ReadShare`; see `proofs.read_shares`."""
+
+def page_gap(page: bytes, number: int) -> tuple[int, int] | None:
+    """Start and end of the unused gap of a SQLite b-tree page; None for any other page, and for a damaged one.
+
+    Args:
+        page: all of its bytes.
+        number: its number, from 1; the first page begins with the file's header.
+    """
+
+def pages_in_log(path: Path, first: int, stop: int, page_size: int) -> tuple[list[int], list[int]]:
+    """The pages whose newest copy in a SQLite write-ahead log's frames has other bytes than zeros in its gap, and those
+    whose has not (read without the GIL).
+
+    Args:
+        path: the log.
+        first: the first of the frames to look at, from 0.
+        stop: the frame after the last of them.
+        page_size: bytes of a page.
+
+    Raises:
+        OSError: the frames can not be read, or the file is shorter than they are.
+    """
 
 def row_check(key: bytes, row: tuple[object, ...]) -> bytes:
     """The 8 bytes that stand at the end of a row in a database: keyed BLAKE2b (a key has at most 64 bytes) over its

@@ -181,14 +181,11 @@ class Eraser:
     def _note_stale(self, frames: int) -> None:
         """Look at the frames that are new since the last time; a WAL that was begun anew has another header."""
         try:
-            fd = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                head = os.pread(fd, WAL_HEADER, 0)
-                first = self._seen[1] if self._seen[0] == head else 0
-                note_stale(self._stale, fd, range(min(first, frames), frames), self._page_size)
-                self._seen = (head, frames)
-            finally:
-                os.close(fd)
+            with self._wal.open("rb") as file:
+                head = file.read(WAL_HEADER)
+            first = self._seen[1] if self._seen[0] == head else 0
+            note_stale(self._stale, self._wal, range(min(first, frames), frames), self._page_size)
+            self._seen = (head, frames)
         except OSError:
             # The next commit may begin the WAL anew, and which pages it held is not known: all are looked through.
             self._unseen = int(self._conn.execute("PRAGMA page_count").fetchone()[0])

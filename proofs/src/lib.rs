@@ -10,6 +10,7 @@ pub mod guard;
 pub mod hashes;
 pub mod k10;
 pub mod k11;
+pub mod pages;
 pub mod payload;
 pub mod poseidon;
 pub mod rows;

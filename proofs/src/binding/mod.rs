@@ -9,6 +9,7 @@ use crate::guard::{guard, install_hook};
 
 mod elgamal;
 mod hashing;
+mod pages;
 mod payload;
 mod proving;
 mod rows;
@@ -73,6 +74,8 @@ mod _native {
         check_encoding, check_point, check_share, poseidon, random_field, share_commitment,
         share_nullifier, shares_hash, vote_commitment,
     };
+    #[pymodule_export]
+    use super::pages::{page_gap, pages_in_log};
     #[pymodule_export]
     use super::payload::read_shares;
     #[pymodule_export]

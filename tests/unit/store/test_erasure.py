@@ -13,7 +13,8 @@ from helper.share import ShareState
 from helper.store import SqliteStore, erasure
 from helper.store.opening import open_database
 from helper.store.queries import schema
-from helper.store.scrub import gap_of, note_stale, scrub_pages
+from helper.store.scrub import note_stale, scrub_pages
+from proofs import page_gap
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import (
     NOW,
@@ -262,13 +263,14 @@ def test_the_newest_copy_of_a_page_tells_whether_it_has_stale_bytes(tmp_path: Pa
     wal.write_bytes(bytes(32) + b"".join(number.to_bytes(4, "big") + bytes(20) + page for number, page in frames))
 
     found = {3, 7}
-    with wal.open("rb") as file:
-        note_stale(found, file.fileno(), range(3), PAGE)
-        assert found == {2, 4, 7}
-        note_stale(found, file.fileno(), range(3, len(frames)), PAGE)
-        assert found == {4, 6, 7}
-        with pytest.raises(OSError, match="shorter"):
-            note_stale(found, file.fileno(), range(len(frames), len(frames) + 1), PAGE)
+    note_stale(found, wal, range(3), PAGE)
+    assert found == {2, 4, 7}
+    note_stale(found, wal, range(3, len(frames)), PAGE)
+    assert found == {4, 6, 7}
+    with pytest.raises(OSError, match="shorter"):
+        note_stale(found, wal, range(len(frames), len(frames) + 1), PAGE)
+    with pytest.raises(OSError, match="No such file"):
+        note_stale(found, tmp_path / "none", range(1), PAGE)
 
 
 @pytest.mark.rule("R14")
@@ -324,15 +326,18 @@ def test_where_the_log_can_not_be_looked_at_all_pages_are_looked_through(
 
 
 def test_what_is_no_tree_page_is_left_alone() -> None:
-    assert gap_of(bytes(4096), 7, 0, 4096) is None
-    assert gap_of(b"\x0d" + bytes(4095), 7, 0, 4096) is None, "content from 65536 on is beyond the page"
-    page = bytearray(4096)
+    assert page_gap(bytes(PAGE), 7) is None
+    assert page_gap(b"\x0d" + bytes(PAGE - 1), 7) is None, "content from 65536 on is beyond the page"
+    assert page_gap(b"\x0d", 7) is None, "not a whole header"
+    page = bytearray(PAGE)
     page[0:8] = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
-    assert gap_of(bytes(page), 7, 0, 4096) == (12, 0x0F00)
-    first = bytes(100) + bytes(page[:3996])
-    assert gap_of(first, 1, 0, 4096) == (112, 0x0F00)
+    assert page_gap(bytes(page), 7) == (12, 0x0F00)
+    first = bytes(100) + bytes(page[: PAGE - 100])
+    assert page_gap(first, 1) == (112, 0x0F00)
+    page[0] = 5
+    assert page_gap(bytes(page), 7) == (16, 0x0F00), "an interior page's header is longer"
     page[5:7] = b"\x00\x04"
-    assert gap_of(bytes(page), 7, 0, 4096) is None, "cells over the pointers: a damaged page"
+    assert page_gap(bytes(page), 7) is None, "cells over the pointers: a damaged page"
 
 
 def test_the_schema_is_what_the_migrations_lead_to(path: Path, clock: FakeClock) -> None:
