@@ -28,7 +28,7 @@ from tests.support.harness import STAND_IN, Helper, soon
 from tests.support.listeners import cpu_seconds
 
 SIZES = (100, 1000, 10_000)
-BLOCK_SECONDS = 2.5
+BLOCK_SECONDS = 2.0
 QUIET_BLOCKS = 2
 """Blocks in which what was just sent is only waited for."""
 BUSY_BLOCKS = 3
@@ -90,8 +90,10 @@ async def measure(size: int) -> dict[str, float]:
                     send(helper.db, round_id, first, min(size, first + 1000), height)
                 await helper.start()
                 await helper.ready()
-                while await next_block(chain) < height:
+                while (reached := await next_block(chain)) < height:
                     pass
+                if reached > height:
+                    raise RuntimeError("to fill the database took longer than the blocks that were left for it")
                 quiet = await _cpu(chain, helper, QUIET_BLOCKS)
                 sent = await _sent(chain, BUSY_BLOCKS)
             finally:
