@@ -30,7 +30,7 @@ HOSTS = (1, 2, 4, 8)
 CALLERS = 64
 """Shares that are taken in at once."""
 MILLI = 1000.0
-SHARES = 200
+SHARES = 150
 """Shares of each host that proves."""
 
 

@@ -1,10 +1,11 @@
 """What a great queue costs: `python -m bench.queue [--quick]`.
 
 One database, filled further and further (`bench.filling`), under the real service with the stand-in prover and a
-chain of its own. At each size, in every run: from the process's start to the first right answers (a share that is
-known, a new one) and to ready, after an end in order and after a crash; how many shares a second are taken in; how late
-a lone share's proof begins, and how fast many of one second are dispatched; the daemon's memory, and the file's size.
-JSON on standard output.
+chain of its own; and one that stays empty, measured right beside the largest size, as the speed of a machine that
+others use too drifts within minutes. At each size, in every run: from the process's start to the first right answers (a
+share that is known, a new one) and to ready, after an end in order and after a crash; how many shares a second are
+taken in; how late a lone share's proof begins, and how fast many of one second are dispatched; the daemon's memory, and
+the file's size. JSON on standard output.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from devnet.ballot import Ballot
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, soon
 
-SIZES = (0, 10_000, 100_000, 1_000_000)
+SIZES = (10_000, 100_000, 1_000_000)
 SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
 CONNECTIONS = 64
 LONE = 8
@@ -51,6 +52,8 @@ class Queue:
         known: the body of a share that was taken before anything is measured.
         posted: a file of bodies that are due long after, one a line.
         votes: votes that were not posted yet; each measure takes some.
+        size: how many shares were filled in.
+        last: the newest of their rows.
     """
 
     folder: Path
@@ -59,6 +62,8 @@ class Queue:
     known: Any
     posted: Path
     votes: Iterator[Cast]
+    size: int = 0
+    last: int = 1
 
     def helper(self) -> Helper:
         """The service, not started yet."""
@@ -93,9 +98,17 @@ class Queue:
                     return
             await asyncio.sleep(0.01)
 
+    def fill(self, round_id: bytes, size: int) -> None:
+        """Fill it up to a size."""
+        print(f"filling up to {size}", file=sys.stderr)
+        fill(self.helper().db, round_id, size - self.size, due=soon(ROUND_SECONDS / 2), first=self.size)
+        self.size, self.last = size, last_id(self.helper())
+
     async def measure(self, seconds: int) -> dict[str, float]:
         """One run at the size that the queue has; it is left at this size."""
-        figures: dict[str, float] = {}
+        print(f"{self.size} shares", file=sys.stderr)
+        db = self.helper().db
+        figures: dict[str, float] = {"size": self.size, "bytes_each": db.stat().st_size / max(1, self.size)}
         async with self.started(figures, "start") as helper:
             taken = await load(helper.url, self.posted, CONNECTIONS, seconds)
             figures |= {f"accept_{name}": value for name, value in taken.items()}
@@ -103,6 +116,7 @@ class Queue:
             figures["memory_mb"] = memory_mb(helper.pid)
         async with self.started(figures, "crash") as helper:
             await helper.stop()
+        forget(db, after=self.last)
         return figures
 
     async def _dispatch(self, helper: Helper, figures: dict[str, float]) -> None:
@@ -135,7 +149,7 @@ def memory_mb(pid: int) -> float:
 
 
 async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -> list[dict[str, float]]:
-    """Every run at every size."""
+    """Every run at every size, and with the empty queue beside the largest."""
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -145,22 +159,22 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
             try:
                 round_id = await chain.open_round(seconds=ROUND_SECONDS)
                 each = 3 + BURST_VOTES
-                cast = await voted(chain, round_id, votes + len(sizes) * runs * each + 8)
+                cast = await voted(chain, round_id, votes + (len(sizes) + 1) * runs * each + 8)
                 posted = folder / "bodies"
                 first, *later = bodies(cast[:votes])
                 posted.write_text("\n".join(later) + "\n")
-                queue = Queue(folder, http, chain, json.loads(first), posted, iter(cast[votes:]))
-                await _first(queue, round_id, max(position for _, position in cast))
-                filled = 0
+                rest = iter(cast[votes:])
+                empty, queue = (
+                    Queue(folder / place, http, chain, json.loads(first), posted, rest) for place in ("empty", "filled")
+                )
+                for one in (empty, queue):
+                    await _first(one, round_id, max(position for _, position in cast))
                 for size in sizes:
-                    print(f"filling up to {size}", file=sys.stderr)
-                    fill(queue.helper().db, round_id, size - filled, due=soon(ROUND_SECONDS / 2), first=filled)
-                    filled, last = size, last_id(queue.helper())
+                    queue.fill(round_id, size)
                     for number in range(runs):
-                        print(f"{size} shares: run {number + 1}", file=sys.stderr)
-                        bytes_each = queue.helper().db.stat().st_size / max(1, size)
-                        found.append({"size": size, "bytes_each": bytes_each, **await queue.measure(seconds)})
-                        forget(queue.helper().db, after=last)
+                        beside = [empty] if size == max(sizes) else []
+                        for one in (*beside, queue) if number % 2 else (queue, *beside):
+                            found.append(await one.measure(seconds))
             finally:
                 await chain.kill()
     return found
@@ -168,6 +182,7 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
 
 async def _first(queue: Queue, round_id: bytes, position: int) -> None:
     """Let the service learn of round and votes, and take the share that is known from then on."""
+    queue.folder.mkdir()
     helper = queue.helper()
     await helper.start()
     try:
@@ -194,9 +209,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one run, with an empty queue and with 10,000")
+    parser.add_argument("--quick", action="store_true", help="one run, with 10,000 and with an empty queue")
     options = parser.parse_args()
-    sizes, runs, votes, seconds = (SIZES[:2], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
+    sizes, runs, votes, seconds = (SIZES[:1], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
     print(json.dumps({"name": "queue", "runs": asyncio.run(measure(tuple(sizes), runs, votes, seconds))}))
 
 

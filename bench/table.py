@@ -70,11 +70,10 @@ def largest(key: str) -> Callable[[Sequence[Run]], list[float]]:
 
 
 def against_empty(key: str) -> Callable[[Sequence[Run]], list[float]]:
-    """A figure of the runs of the largest size, as a part of what it is with the smallest."""
+    """A figure of the runs of the largest size, as a part of what it was with an empty queue beside each."""
 
     def of(runs: Sequence[Run]) -> list[float]:
-        least = median(run[key] for run in runs if run["size"] == min(run["size"] for run in runs))
-        return [value / least for value in largest(key)(runs)]
+        return [full / empty for full, empty in zip(largest(key)(runs), each(key, size=0)(runs), strict=True)]
 
     return of
 

@@ -36,9 +36,12 @@ def test_growth_is_the_slope_in_logarithms() -> None:
     assert exponent("each")(RUNS[:2]) == [], "one size has no slope"
 
 
-def test_the_largest_is_compared_with_the_smallest() -> None:
+def test_the_largest_is_compared_with_the_empty_one_that_was_measured_beside_it() -> None:
     assert largest("flat")(RUNS) == [3.0]
-    assert against_empty("rate")(RUNS) == [pytest.approx(0.0001)]
+    beside = [{"size": 0, "rate": 2.0}, {"size": 9, "rate": 1.0}, {"size": 9, "rate": 2.0}, {"size": 0, "rate": 8.0}]
+    assert against_empty("rate")(beside) == [0.5, 0.25]
+    with pytest.raises(ValueError, match="argument"):
+        against_empty("rate")(beside[1:])
 
 
 def test_a_line_tells_goal_figure_spread_and_whether_it_holds() -> None:
