@@ -90,3 +90,6 @@ def forget(path: Path, *, after: int) -> None:
                 tx.run("delete_share", (share_id,))
                 tx.count(round_no, state, -1)
         database.eraser.note_deleted()
+        # all of it, with what a crash before it left to look through: what is measured next is not to wait for it
+        while database.eraser.pending:
+            database.eraser.tend(idle=True)

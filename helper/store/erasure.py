@@ -35,6 +35,10 @@ SLICE: Final = 1000
 """Pages, some milliseconds' worth: wallets wait no longer."""
 SLICE_PAUSE: Final = 0.01
 """Seconds between two slices when the writer has nothing to do."""
+SLICE_REST: Final = 9
+"""Times as long as a slice took is the rest before the next while there is something to write: between shares that come
+one lot after the other the writer has nothing to do a hundred times a second, and a tenth of its time is enough.
+"""
 PAGES_PER_SCRUB: Final = 1024
 """Pages with stale bytes in their gaps after which these are scrubbed even when nothing was deleted, so that it never
 takes long.
@@ -68,6 +72,8 @@ class Eraser:
         self._last_changes = 0
         self._since: float | None = None
         self._unseen = 0  # pages, from the first on, that a crashed process may have left stale bytes in
+        self._slice_until = 0.0  # when the rest after the last slice ends
+        self._slice_changes = 0  # and how much had been changed then
         self._retry_at = 0.0
         self._rest_until = 0.0
         self._failed = False
@@ -102,7 +108,7 @@ class Eraser:
         late = self._since is not None and now - self._since >= ERASE_WITHIN and now >= self._retry_at
         if self._since is not None and (idle or late):
             self._retry_at = 0.0 if self._checkpoint(truncate=True) else now + RETRY_AFTER
-        elif self._conn.total_changes - self._last_changes >= CHANGES_PER_CHECKPOINT or (idle and self._unseen):
+        elif self._conn.total_changes - self._last_changes >= CHANGES_PER_CHECKPOINT or (idle and self._slice_due(now)):
             self._checkpoint(truncate=False)
 
     def erase_all(self) -> None:
@@ -153,13 +159,17 @@ class Eraser:
         self._rest_until = self._clock.monotonic() + RETRY_AFTER_ERROR
 
     def _try_checkpoint(self, *, truncate: bool) -> bool:
+        began = self._clock.monotonic()
         self._last_changes = self._conn.total_changes
         _, frames, done = self._conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if frames > 0:
             self._note_stale(frames)
         if done != frames:
             return False  # a reader holds an older state; the rest follows when it is gone
-        self._see_some()
+        if self._slice_due(began):
+            self._see_some()
+            now = self._clock.monotonic()
+            self._slice_until, self._slice_changes = now + SLICE_REST * (now - began), self._conn.total_changes
         if truncate or len(self._stale) >= PAGES_PER_SCRUB:
             self._scrub(self._stale)
         if truncate:
@@ -170,12 +180,16 @@ class Eraser:
             self.erasures += 1
         return True
 
+    def _slice_due(self, now: float) -> bool:
+        """Whether the next slice of what a crashed process left may be looked through."""
+        rested = now >= self._slice_until or self._conn.total_changes == self._slice_changes
+        return self._unseen > 0 and rested
+
     def _see_some(self) -> None:
-        """Have the next slice of what a crashed process left looked through; the WAL is written back."""
+        """Look through the next slice of what a crashed process left; the WAL is written back."""
         rest = max(0, self._unseen - SLICE)
-        if self._unseen:
-            self._scrub(set(range(rest + 1, self._unseen + 1)))
-            self._forget_cached()
+        self._scrub(set(range(rest + 1, self._unseen + 1)))
+        self._forget_cached()
         self._unseen = rest
 
     def _note_stale(self, frames: int) -> None:

@@ -232,6 +232,44 @@ async def test_after_a_crash_a_great_file_is_scrubbed_beside_the_work(
     assert Path(f"{path}.lock").read_bytes() == b"clean\n"
 
 
+def test_while_there_is_something_to_write_a_slice_has_a_tenth_of_the_time(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(erasure, "SLICE", 1)
+    open_database(path, clock).close()
+    conn = sqlite3.connect(path)
+    churn(conn)
+    conn.close()
+    Path(f"{path}.lock").write_bytes(b"open\n")
+    database = open_database(path, clock)
+    conn, eraser = database.tx.conn, database.eraser
+    slices = []
+
+    def scrub(_fd: int, pages: set[int], _size: int, *, again: bool) -> int:
+        clock.advance(0.1)
+        slices.append(pages)
+        return int(again)
+
+    monkeypatch.setattr(erasure, "scrub_pages", scrub)
+
+    def written_and_tended() -> int:
+        conn.execute("UPDATE meta SET row_check = randomblob(8) WHERE key = (SELECT min(key) FROM meta)")
+        eraser.tend(idle=True)
+        return len(slices)
+
+    assert written_and_tended() == 1
+    assert written_and_tended() == 1
+    clock.advance(0.8)
+    assert written_and_tended() == 1
+    clock.advance(0.2)
+    assert written_and_tended() == 2
+    eraser.tend(idle=True)
+    eraser.tend(idle=True)
+    assert len(slices) == 4, "nobody waits for the writer"
+    database.close()
+
+
 async def test_after_an_end_before_all_was_scrubbed_the_next_start_begins_anew(
     path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
