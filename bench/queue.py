@@ -65,7 +65,7 @@ class Queue:
     posted: Path
     votes: Iterator[Cast]
     size: int = 0
-    last: int = 1
+    last: int = 0
 
     def helper(self) -> Helper:
         """The service, not started yet."""
@@ -160,7 +160,8 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
             await chain.start()
             try:
                 round_id = await chain.open_round(seconds=ROUND_SECONDS)
-                measures = len(sizes) * runs + runs + (2 * MORE_PAIRS if runs > 1 else 0)
+                pairs = runs + MORE_PAIRS if runs > 1 else runs
+                measures = (len(sizes) - 1) * runs + 2 * pairs
                 cast = await voted(chain, round_id, votes + measures * (3 + BURST_VOTES) + 8)
                 posted = folder / "bodies"
                 first, *later = bodies(cast[:votes])
@@ -173,9 +174,9 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
                     await _first(one, round_id, max(position for _, position in cast))
                 for size in sizes:
                     queue.fill(round_id, size)
-                    beside = [empty] if size == max(sizes) else []
-                    for number in range(runs + (MORE_PAIRS if beside and runs > 1 else 0)):
-                        for one in (*beside, queue) if number % 2 else (queue, *beside):
+                    both, times = ((queue, empty), pairs) if size == max(sizes) else ((queue,), runs)
+                    for number in range(times):
+                        for one in reversed(both) if number % 2 else both:
                             found.append(await one.measure(seconds))
             finally:
                 await chain.kill()
@@ -193,6 +194,7 @@ async def _first(queue: Queue, round_id: bytes, position: int) -> None:
         await _queued(helper, queue.known)
     finally:
         await helper.stop()
+    queue.last = last_id(queue.helper())
 
 
 async def _queued(helper: Helper, body: Any) -> None:

@@ -1,4 +1,5 @@
-"""Proofs, hashes, commitment tree and ElGamal of shielded voting: a typed face for the native module.
+"""Proofs, hashes, commitment tree and ElGamal of shielded voting: a typed face for the native module. And what the
+store has done natively with the rows and pages of its database.
 
 Bytes in, bytes out. Field elements are 32 bytes, little-endian and canonical (below the Pallas base field's
 modulus); points are compressed (x with y's parity in the top bit). Whatever is malformed raises an
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from proofs import _native
 from proofs._native import (
+    LOG_HEADER,
     SUBTREE_LEAVES,
     TREE_DEPTH,
     CommitmentTree,
@@ -45,6 +47,7 @@ from proofs.errors import CircuitError, EncodingError, ProofsError, ProvingError
 __all__ = [
     "CIRCUITS",
     "EMPTY_ROOT",
+    "LOG_HEADER",
     "SUBTREE_LEAVES",
     "TREE_DEPTH",
     "CircuitError",

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+LOG_HEADER: int
+"""Bytes before the first frame of a SQLite write-ahead log; they change whenever it is begun anew."""
 SUBTREE_LEAVES: int
 """Leaves of one stored subtree."""
 TREE_DEPTH: int

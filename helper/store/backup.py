@@ -15,7 +15,7 @@ from typing import Final
 import pyrage
 
 from helper.errors import BackupError, BackupKeyError
-from helper.store.opening import FileLock
+from helper.store.filelock import FileLock
 
 MIN_PASSPHRASE: Final = 12
 """Characters of a passphrase that a backup is made with."""

@@ -15,7 +15,8 @@ import structlog
 
 from helper.clock import Clock
 from helper.store.failure import is_full
-from helper.store.scrub import WAL_HEADER, note_stale, scrub_pages
+from helper.store.scrub import note_stale, scrub_pages
+from proofs import LOG_HEADER
 
 log = structlog.get_logger("helper.store")
 
@@ -196,7 +197,7 @@ class Eraser:
         """Look at the frames that are new since the last time; a WAL that was begun anew has another header."""
         try:
             with self._wal.open("rb") as file:
-                head = file.read(WAL_HEADER)
+                head = file.read(LOG_HEADER)
             first = self._seen[1] if self._seen[0] == head else 0
             note_stale(self._stale, self._wal, range(min(first, frames), frames), self._page_size)
             self._seen = (head, frames)

@@ -15,7 +15,8 @@ from typing import Final
 from helper.clock import Clock
 from helper.errors import StoreCorrupt
 from helper.store.failure import translate
-from helper.store.opening import FileLock, migrate_schema, open_database
+from helper.store.filelock import FileLock
+from helper.store.opening import migrate_schema, open_database
 from helper.store.queries import migrations
 from helper.store.snapshot import Contents, examine, take_snapshot
 

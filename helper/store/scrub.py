@@ -18,8 +18,6 @@ from typing import Final
 
 from proofs import page_gap, pages_in_log
 
-WAL_HEADER: Final = 32
-"""Bytes before a WAL's first frame. They change whenever it is begun anew."""
 MAX_PAGES: Final = 2**24 - 1
 """Beyond this many pages (64 GB) an overflow page could begin like a b-tree page; larger files are left alone."""
 

@@ -1,4 +1,5 @@
-//! Share-reveal proofs, hashes, commitment tree and ElGamal of shielded voting: bytes in, bytes out.
+//! Share-reveal proofs, hashes, commitment tree and ElGamal of shielded voting: bytes in, bytes out. And what the store
+//! has done natively with the rows and pages of its database.
 //!
 //! The Python package `proofs` is the only user; its facade documents what each function means.
 

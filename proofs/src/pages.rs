@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes before a log's first frame.
+/// Bytes before a log's first frame; they change whenever it is begun anew.
 pub const LOG_HEADER: usize = 32;
 /// A frame begins with these bytes, the first four being its page's number; the page follows.
 const FRAME_HEADER: usize = 24;

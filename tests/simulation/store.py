@@ -19,9 +19,10 @@ from helper.errors import StoreError
 from helper.store.base import QueuedShare
 from helper.store.erasure import Eraser
 from helper.store.failure import translate
+from helper.store.filelock import FileLock
 from helper.store.jobs import Job
 from helper.store.listing import Row
-from helper.store.opening import FileLock, Opened, _keys, migrate_schema
+from helper.store.opening import Opened, _keys, migrate_schema
 from helper.store.queries import queries
 from helper.store.reading import Reader
 from helper.store.sqlite import SqliteStore

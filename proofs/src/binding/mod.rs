@@ -86,6 +86,8 @@ mod _native {
     use super::tree::{empty_root, CommitmentTree};
 
     #[pymodule_export]
+    const LOG_HEADER: usize = crate::pages::LOG_HEADER;
+    #[pymodule_export]
     const SUBTREE_LEAVES: usize = crate::tree::SUBTREE_LEAVES;
     #[pymodule_export]
     const TREE_DEPTH: usize = crate::tree::DEPTH;

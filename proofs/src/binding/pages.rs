@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use super::run;
@@ -23,10 +22,7 @@ pub fn pages_in_log(
     let found = run(py, || {
         Ok(crate::pages::in_log(&path, first..stop, page_size as usize))
     })?;
-    let (stale, clean): (Vec<_>, Vec<_>) = found
-        .map_err(|error| PyOSError::new_err(error.to_string()))?
-        .into_iter()
-        .partition(|&(_, stale)| stale);
+    let (stale, clean): (Vec<_>, Vec<_>) = found?.into_iter().partition(|&(_, stale)| stale);
     let numbers = |pages: Vec<(u32, bool)>| pages.into_iter().map(|(number, _)| number).collect();
     Ok((numbers(stale), numbers(clean)))
 }

@@ -11,7 +11,7 @@ import pytest
 from helper.cli.second import refuse_a_second
 from helper.config import glimpse_database, load
 from helper.errors import StoreLocked
-from helper.store.opening import FileLock
+from helper.store.filelock import FileLock
 from tests.support.command import refused_serve
 from tests.unit.cli.test_main import run
 

@@ -14,7 +14,7 @@ from helper.errors import BackupError, BackupKeyError, StoreCorrupt, StoreForeig
 from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.backup import restore, seal, unseal, write_backup
-from helper.store.opening import FileLock
+from helper.store.filelock import FileLock
 from helper.store.snapshot import Snapshot, examine, take_snapshot
 from tests.support.clock import FakeClock
 from tests.unit.store.parts import NOW, ROUND, Opener, broadcast_one, claim, files, hands_on, posted, put
