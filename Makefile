@@ -13,9 +13,9 @@ SYSTEM := strace=strace faketime=faketime
 # And for the examples in deploy/, and the database of several hosts. Where a service manager runs, installing a proxy or a
 # database would start it: there they are used only if they are there already.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
-DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql)
+DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah)
 # Tests that need the machine for themselves: real proofs against the clock, promises about time, and costs.
-ALONE := tests/integration/test_demo.py tests/integration/test_speed.py tests/campaign/test_quick_alone.py
+ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 # The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
@@ -28,10 +28,16 @@ unexport CONDA_PREFIX
 # A service is started some thousand times by tests and campaigns: without compiled modules each start costs 1.2 s of CPU more.
 unexport PYTHONDONTWRITEBYTECODE
 
+DIST := dist
+# Listed by name, so that secret files next to the compose files are left out.
+DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile container/compose.cluster.yaml \
+  container/compose.yaml grafana/svote-helper.json nginx/svote-helper.conf prometheus/alerts.yaml \
+  systemd/svote-helper.service systemd/svote-helper.socket systemd/svote-helper.sysusers)
+
 NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.toml proofs/Cargo.lock pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign simulation check format ui wheel bench lock docs pictures clean
+.PHONY: help demo test campaign simulation check format ui wheel package bench lock docs pictures clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -52,10 +58,11 @@ else
 endif
 	$(CARGO_TEST)
 
-check: $(VENV)/.native ## lint, types and format of Python and Rust
+check: $(VENV)/.native ## lint, types, imports and format of Python and Rust
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	cargo fmt --check --manifest-path proofs/Cargo.toml
 	cargo clippy --release --all-targets --locked --quiet --manifest-path proofs/Cargo.toml -- -D warnings
 
@@ -78,11 +85,16 @@ bench: $(VENV)/.native ## the figures beside their goals; bench/results/ (ARGS='
 ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
 	cd ui && npm run --silent check && npm run --silent test && npm run --silent build
 
-wheel: $(VENV)/.deps ## all that goes to a machine, in dist/: the wheel, its pinned requirements, deploy/
-	$(BIN)/maturin build --release --locked --out dist
-	cp requirements/base.txt dist/requirements.txt
-	cp requirements/postgres.txt dist/requirements-postgres.txt
-	cp -r deploy docs/operations.md dist/
+wheel: package ## all that goes to a machine, in dist/: the wheel, its pinned requirements, deploy/
+	rm -rf $(DIST)/deploy
+	tar -cf - $(DEPLOY_FILES) | tar -xf - -C $(DIST)
+	cp docs/operations.md $(DIST)/
+
+# What a container image is made of: the wheel and its pinned requirements.
+package: $(VENV)/.deps
+	$(BIN)/maturin build --release --locked --out $(DIST)
+	cp requirements/base.txt $(DIST)/requirements.txt
+	cp requirements/postgres.txt $(DIST)/requirements-postgres.txt
 
 docs: $(VENV)/.native ## regenerate the documents that are made from the code
 	$(BIN)/python -m scripts.conformance
@@ -91,7 +103,7 @@ docs: $(VENV)/.native ## regenerate the documents that are made from the code
 
 pictures: $(VENV)/.native $(WALLET) ## the pictures in docs/images/, of the running product
 	@sh scripts/system_packages.sh chromium=chromium pngquant=pngquant
-	$(BIN)/python -m tests.browser.pictures
+	$(BIN)/python -m tests.browser.screenshots
 
 lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow: what is shipped is what is tested
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \

@@ -1,8 +1,9 @@
 """ADR-036 signatures over arbitrary bytes, as browser wallets make them with `signArbitrary`. Pure.
 
-What is signed is an amino JSON document with sorted keys that no transaction can be; its SHA-256 is signed with
-ECDSA over secp256k1 (https://docs.cosmos.network, ADR 036). The arithmetic is cosmpy's; what cosmpy leaves open
-(lengths, encodings that have a twin) is checked here.
+The signed document is amino JSON with sorted keys, and no transaction has its form. Its SHA-256 is signed with ECDSA
+over secp256k1 (https://docs.cosmos.network, ADR 036). The curve arithmetic is done by OpenSSL through `cryptography`:
+the pure Python `ecdsa` package, which cosmpy signs with, leaks the nonce through its timing (Minerva, CVE-2024-23342).
+Lengths and the malleability of signatures are checked here; cosmpy encodes addresses.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import base64
 import hashlib
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from cosmpy.crypto.address import Address
-    from cosmpy.crypto.keypairs import PrivateKey, PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 
 ACCOUNT_PREFIX: Final = "sv"
 VALIDATOR_PREFIX: Final = "svvaloper"
@@ -25,23 +26,13 @@ ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 """Number of points of secp256k1 (SEC 2, section 2.4.1)."""
 
 
-class _Library(NamedTuple):
-    """cosmpy's parts, and what it raises for bad points."""
-
-    address: type[Address]
-    private_key: type[PrivateKey]
-    public_key: type[PublicKey]
-    bad_point: type[Exception]
-
-
 @cache
-def _library() -> _Library:
-    """Loaded when the first address is looked at: it takes a fifth of a second of every start."""
+def _address_type() -> type[Address]:
+    # Imported on first use: the import costs 0.2 s, which every other command would pay at start.
     from cosmpy.crypto.address import Address  # noqa: PLC0415
-    from cosmpy.crypto.keypairs import PrivateKey, PublicKey  # noqa: PLC0415
-    from ecdsa.errors import MalformedPointError  # noqa: PLC0415
 
-    return _Library(Address, PrivateKey, PublicKey, MalformedPointError)
+    found: type[Address] = Address
+    return found
 
 
 class SignatureRefusedError(Exception):
@@ -83,9 +74,14 @@ def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> Non
     if int.from_bytes(signature[32:], "big") > ORDER // 2:
         # Its twin with the lower s is as valid: two encodings of one signature.
         raise SignatureRefusedError("signature: s is in the upper half")
-    digest = hashlib.sha256(sign_doc(data, signer)).digest()
-    if not _library().public_key(pub_key).verify_digest(digest, signature):
-        raise SignatureRefusedError("signature: does not verify")
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature  # noqa: PLC0415
+
+    r, s = (int.from_bytes(signature[at : at + 32], "big") for at in (0, 32))
+    try:
+        _public_key(pub_key).verify(encode_dss_signature(r, s), sign_doc(data, signer), _ecdsa_sha256())
+    except InvalidSignature:
+        raise SignatureRefusedError("signature: does not verify") from None
 
 
 def address_of(pub_key: bytes, prefix: str = ACCOUNT_PREFIX) -> str:
@@ -94,18 +90,34 @@ def address_of(pub_key: bytes, prefix: str = ACCOUNT_PREFIX) -> str:
     Raises:
         SignatureRefusedError: it is no such key.
     """
+    _public_key(pub_key)
+    from cosmpy.crypto.hashfuncs import ripemd160  # noqa: PLC0415
+
+    return str(_address_type()(ripemd160(hashlib.sha256(pub_key).digest()), prefix))
+
+
+def _public_key(pub_key: bytes) -> EllipticCurvePublicKey:
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
     if len(pub_key) != KEY_LENGTH or pub_key[0] not in (2, 3):
         raise SignatureRefusedError(f"pub_key: is not a compressed key of {KEY_LENGTH} bytes")
-    library = _library()
     try:
-        return str(library.address(library.public_key(pub_key), prefix))
-    except library.bad_point:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), pub_key)
+    except ValueError:
         raise SignatureRefusedError("pub_key: is not a point of the curve") from None
+
+
+def _ecdsa_sha256() -> ECDSA:
+    """ECDSA over SHA-256; nonces are derived from key and message (RFC 6979)."""
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    return ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
 
 
 def is_address(text: str, prefix: str = ACCOUNT_PREFIX) -> bool:
     """Whether a text is an address of 20 bytes with this prefix and a right checksum, in lower case."""
-    address = _library().address
+    address = _address_type()
     try:
         return str(address(bytes(address(text)), prefix)) == text
     except RuntimeError:
@@ -120,7 +132,7 @@ def validator_address(account: str) -> str:
     """
     if not is_address(account):
         raise ValueError("not an account address")
-    address = _library().address
+    address = _address_type()
     return str(address(bytes(address(account)), VALIDATOR_PREFIX))
 
 
@@ -132,8 +144,12 @@ def sign(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
     """
     if len(private_key) != 32 or not 0 < int.from_bytes(private_key, "big") < ORDER:
         raise ValueError("not a private key of secp256k1: 32 bytes, not zero, below the curve's order")
-    key = _library().private_key(private_key)
-    pub_key: bytes = key.public_key.public_key_bytes
+    from cryptography.hazmat.primitives.asymmetric import ec, utils  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: PLC0415
+
+    key = ec.derive_private_key(int.from_bytes(private_key, "big"), ec.SECP256K1())
+    pub_key = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
     signer = address_of(pub_key)
-    signature = key.sign(sign_doc(data, signer), deterministic=True, canonicalise=True)
-    return signer, pub_key, signature
+    r, s = utils.decode_dss_signature(key.sign(sign_doc(data, signer), _ecdsa_sha256()))
+    low_s = min(s, ORDER - s)
+    return signer, pub_key, r.to_bytes(32, "big") + low_s.to_bytes(32, "big")

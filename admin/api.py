@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
@@ -16,26 +17,29 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from admin import about
-from admin.about import ChainFacts, UiConfig
+from admin import schemas
 from admin.adr036 import SignatureRefusedError
-from admin.claim import LONGEST_BODY, ClaimError, parse_claim
+from admin.registration import LONGEST_BODY, RegistrationError, parse_registration
 from admin.registry import Registered, Registry
 from admin.rounds import RoundsView
+from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
-from helper.api.body import BodyReader
-from helper.api.clients import Network
-from helper.api.guard import note_refusal
-from helper.api.limits import RefusalLimits
-from helper.api.openapi import ApiRoute
-from helper.api.request_ids import request_id
 from helper.clock import Clock
 from helper.errors import ChainError, StoreError
+from helper.server.body_reader import BodyReader
+from helper.server.client_address import Network
+from helper.server.middleware import note_refusal
+from helper.server.openapi import ApiRoute
+from helper.server.rate_limits import RefusalLimiter
+from helper.server.request_ids import request_id
 
 log = structlog.get_logger("helper.admin")
 
-_CORS: Final = ((b"access-control-allow-origin", b"*"),)
+_CORS: Final = (
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", b"Link, X-Total-Count"),
+)
 _PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
@@ -71,7 +75,7 @@ class AdminRoutes:
         clock: Clock,
         trusted: Sequence[Network] = (),
     ) -> None:
-        self._limits = RefusalLimits(clock, burst=BURST, per_second=PER_SECOND, trusted=trusted)
+        self._limits = RefusalLimiter(clock, burst=BURST, per_second=PER_SECOND, trusted=trusted)
         self._registry = registry
         self._config = config
         self._rounds = rounds
@@ -91,12 +95,12 @@ class AdminRoutes:
     def routes(self) -> list[ApiRoute]:
         """Its routes, each with what it does."""
         return [
-            ApiRoute("/voting-config", self.voting_config, "GET", about.VOTING_CONFIG),
-            ApiRoute("/register-validator", self.register, "POST", about.REGISTER),
-            ApiRoute("/pending-validators", self.pending, "GET", about.PENDING),
-            ApiRoute("/ui-config", self.ui_config, "GET", about.UI_CONFIG),
-            ApiRoute("/chain", self.chain, "GET", about.CHAIN),
-            ApiRoute("/rounds", self.rounds, "GET", about.ROUNDS),
+            ApiRoute("/voting-config", self.voting_config, "GET", schemas.VOTING_CONFIG),
+            ApiRoute("/register-validator", self.register, "POST", schemas.REGISTER),
+            ApiRoute("/pending-validators", self.pending, "GET", schemas.PENDING),
+            ApiRoute("/ui-config", self.ui_config, "GET", schemas.UI_CONFIG),
+            ApiRoute("/chain", self.chain, "GET", schemas.CHAIN),
+            ApiRoute("/rounds", self.rounds, "GET", schemas.ROUNDS),
         ]
 
     async def voting_config(self, _request: Request) -> Response:
@@ -115,21 +119,30 @@ class AdminRoutes:
         body = await self._bodies.read(request.scope, request.receive)
         now = self._clock.now()
         try:
-            signed = parse_claim(body, now=now, production=self._ui.mode == "production")
-            result = await self._registry.register(signed)
-        except (ClaimError, SignatureRefusedError) as error:
-            status = 400 if isinstance(error, ClaimError) else 401
+            signed = parse_registration(body, now=now, production=self._ui.mode == "production")
+            result = await self._registry.register(signed, client=client)
+        except (RegistrationError, SignatureRefusedError) as error:
+            status = 400 if isinstance(error, RegistrationError) else 401
             note_refusal(request, status, str(error))
             return _error(status, str(error))
-        except RegistryFullError:
-            return _error(429, "too many validators wait already", {"Retry-After": "3600"})
+        except RegistryFullError as error:
+            return _error(429, str(error), {"Retry-After": "3600"})
         if isinstance(result, Registered):
             return _json({"status": "registered"})
         return _json({"status": "pending", "expires_at": result.expires_at})
 
-    async def pending(self, _request: Request) -> Response:
-        """Who waits."""
-        return _json([asdict(registration) for registration in await self._registry.waiting()], _NO_STORE)
+    async def pending(self, request: Request) -> Response:
+        """A page of the pending registrations; the `ConnectionSettings` header names the next one."""
+        asked = request.query_params.get("page", "1")
+        page = int(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else 0
+        if not 1 <= page <= schemas.MOST_PAGES:
+            return _error(400, f"page: is not a number from 1 to {schemas.MOST_PAGES}")
+        published = self._registry.published
+        headers = {**_NO_STORE, "X-Total-Count": str(published.total)}
+        if page < len(published.pages):
+            headers["Link"] = f'<?page={page + 1}>; rel="next"'
+        body = published.pages[page - 1] if page <= len(published.pages) else b"[]"
+        return Response(body, headers=headers, media_type="application/json")
 
     async def chain(self, _request: Request) -> Response:
         """What a browser wallet must know to add the chain."""

@@ -1,34 +1,44 @@
-"""Who waits to join and who is in: claims are kept until their validator has a staking record, or a week is over."""
+"""Pending registrations: stored until their validator has a staking record, or for a week."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+import anyio
+import orjson
 import structlog
 
 from admin import adr036
-from admin.claim import Claim, SignedClaim
-from admin.rarely import Rarely
-from admin.store import AdminStore, Registration
-from helper.chain.client import ChainClient
+from admin.registration import RegistrationRequest, SignedRegistration
+from admin.store import MOST, AdminStore, Registration
+from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
+from helper.server.client_address import network_of
 
 log = structlog.get_logger("helper.admin")
 
 T = TypeVar("T")
 
-SWEEP: Final = 3600.0
-"""Seconds between two sweeps."""
+CHECK_SECONDS: Final = 5.0
+"""Seconds between two staking checks of pending registrations."""
+PER_CHECK: Final = 32
+"""Maximum number of registrations in one staking check; the next check continues after the last of them."""
 AT_ONCE: Final = 8
-"""Questions about staking in flight."""
+"""Staking queries in flight."""
+QUERY_SECONDS: Final = 15.0
+"""Time limit of one staking query, with the wait for a free slot."""
+PUBLISH_SECONDS: Final = 1.0
+"""Minimum time between two updates of the published list."""
+PAGE_BYTES: Final = 64_000
+"""Maximum size of a page of the published list. One entry is at most 5 kB."""
 
 
 class Chain(Protocol):
-    """The nodes, as `helper.chain.onlooker.Onlooker` asks them."""
+    """The nodes, as `helper.chain.read_only_pool.ReadOnlyNodePool` asks them."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         """Ask the fresh ones in order until one answers; raises ChainError when none does."""
@@ -40,71 +50,153 @@ class Registered:
     """The validator has a staking record: nothing to wait for."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedList:
+    """Pending registrations as they are served.
+
+    Attributes:
+        pages: JSON lists of at most `PAGE_BYTES` bytes each; at least one.
+        total: number of registrations on all pages.
+    """
+
+    pages: Sequence[bytes]
+    total: int
+
+
 class Registry:
-    """Registrations, held against staking."""
+    """Pending registrations and their staking checks.
+
+    Nodes are queried when a validator registers, and by `run` in the background. Reading `published` queries nothing.
+
+    Args:
+        store: keeps the registrations.
+        chain: the nodes, queried for staking records.
+        clock: the time.
+    """
 
     def __init__(self, store: AdminStore, chain: Chain, *, clock: Clock) -> None:
         self._store = store
         self._chain = chain
         self._clock = clock
-        self._look_rarely = Rarely(self._look, clock=clock)
+        self._query_slots = asyncio.Semaphore(AT_ONCE)
+        self._changed = asyncio.Event()
+        self._last_checked = ""
+        self._failing = False
+        self.published = PublishedList((b"[]",), 0)
+        """What was last prepared by `publish`."""
 
-    async def register(self, signed: SignedClaim) -> Registration | Registered:
-        """Take a claim in.
+    async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | Registered:
+        """Store a claim unless its validator has a staking record.
 
-        A chain that cannot be asked leaves the claim waiting. A claim that is not newer than the one known changes
-        nothing; the answer says what stands.
+        If no node answers, the claim is stored. A claim that is not newer than the stored one of its address changes
+        nothing; the result is what is stored.
+
+        Args:
+            signed: the claim and its signature.
+            client: who sent it, see `helper.server.client_address.client_of`.
 
         Raises:
-            SignatureRefusedError: its owner did not sign it.
-            RegistryFullError: too many wait.
-            StoreError: it could not be kept.
+            SignatureRefusedError: the signature is not valid for the claim's address.
+            RegistryFullError: there is no place for it.
+            StoreError: it could not be stored.
         """
         claim = signed.claim
         await asyncio.to_thread(_verify, signed)
-        if await self._in_staking(claim.operator_address):
-            await self._store.drop([claim.operator_address])
+        if await self._has_staking_record(claim.operator_address):
+            if await self._store.drop([claim.operator_address]):
+                self._changed.set()
             return Registered()
-        registration = await self._store.register(claim, now=self._clock.now())
-        log.info("a validator waits", operator=claim.operator_address)
+        network = network_of(client) if client is not None else b""
+        registration = await self._store.register(claim, network=network, now=self._clock.now())
+        self._changed.set()
+        log.debug("registration_stored", operator=claim.operator_address)
         return registration
 
-    async def waiting(self) -> list[Registration]:
-        """Who waits, the longest first, without those who came into staking meanwhile."""
-        await self._look_rarely()
-        return await self._store.waiting(now=self._clock.now())
-
     async def run(self) -> None:
-        """Sweep for ever."""
-        while True:
-            try:
-                await self._store.sweep(now=self._clock.now())
-                await self.waiting()
-            except HelperError as error:
-                log.error("registrations could not be swept", error=str(error), advice=error.advice)
-            await self._clock.sleep(SWEEP)
+        """Check staking records and update the published list until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._check_repeatedly())
+            group.create_task(self._publish_changes())
 
-    async def _look(self) -> None:
-        """Drop those who are in staking; where no node can say, the rest is not asked about."""
-        waiting = [registration.operator_address for registration in await self._store.waiting(now=self._clock.now())]
-        for start in range(0, len(waiting), AT_ONCE):
-            some = waiting[start : start + AT_ONCE]
-            found = await asyncio.gather(*(self._in_staking(address) for address in some))
-            await self._store.drop([address for address, inside in zip(some, found, strict=True) if inside])
+    async def publish(self) -> None:
+        """Prepare the published list from the store."""
+        waiting = await self._store.waiting(now=self._clock.now())
+        if len(waiting) >= MOST > self.published.total:
+            log.warning("registrations_full", count=len(waiting))
+        pages = await asyncio.to_thread(_paginate, waiting)
+        self.published = PublishedList(pages, len(waiting))
+
+    async def check_staking(self) -> None:
+        """Delete expired registrations, and those of the next `PER_CHECK` whose validators have a staking record.
+
+        If no node answers, the rest of them is skipped.
+        """
+        deleted = await self._store.sweep(now=self._clock.now())
+        addresses = await self._store.addresses_after(self._last_checked, PER_CHECK)
+        self._last_checked = addresses[-1] if len(addresses) == PER_CHECK else ""
+        for start in range(0, len(addresses), AT_ONCE):
+            batch = addresses[start : start + AT_ONCE]
+            found = await asyncio.gather(*(self._has_staking_record(address) for address in batch))
+            deleted += await self._store.drop([address for address, inside in zip(batch, found, strict=True) if inside])
             if all(inside is None for inside in found):
-                return
+                break
+        if deleted:
+            self._changed.set()
 
-    async def _in_staking(self, account: str) -> bool | None:
-        """Whether there is a staking record, whatever its status; None when no node can say."""
+    async def _check_repeatedly(self) -> None:
+        while True:
+            await self._attempt(self.check_staking)
+            await self._clock.sleep(CHECK_SECONDS)
+
+    async def _publish_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not await self._attempt(self.publish):
+                self._changed.set()
+            await self._clock.sleep(PUBLISH_SECONDS)
+
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether the work succeeded; the first failure and the first success after it are logged."""
+        try:
+            await work()
+        except HelperError as error:
+            if not self._failing:
+                log.error("registrations_unavailable", error=str(error), advice=error.advice)
+            self._failing = True
+            return False
+        if self._failing:
+            log.info("registrations_available")
+        self._failing = False
+        return True
+
+    async def _has_staking_record(self, account: str) -> bool | None:
+        """Whether there is a staking record, whatever its status; None if no node answers in time."""
         address = adr036.validator_address(account)
         try:
-            return await self._chain.call(lambda client: client.validator(address)) is not None
-        except ChainError:
+            with anyio.fail_after(QUERY_SECONDS):
+                async with self._query_slots:
+                    return await self._chain.call(lambda client: client.validator(address)) is not None
+        except (ChainError, TimeoutError):
             return None
 
 
-def _verify(signed: SignedClaim) -> None:
-    claim: Claim = signed.claim
+def _paginate(waiting: Iterable[Registration]) -> Sequence[bytes]:
+    """JSON lists of at most `PAGE_BYTES` bytes each."""
+    pages: list[list[bytes]] = [[]]
+    size = 0
+    for registration in waiting:
+        entry = orjson.dumps(registration)
+        if size + len(entry) + 2 > PAGE_BYTES:
+            pages.append([])
+            size = 0
+        pages[-1].append(entry)
+        size += len(entry) + 1  # with a comma or bracket
+    return tuple(b"[" + b",".join(entries) + b"]" for entries in pages)
+
+
+def _verify(signed: SignedRegistration) -> None:
+    claim: RegistrationRequest = signed.claim
     adr036.verify(
         claim.signed_text(), signer=claim.operator_address, pub_key=signed.pub_key, signature=signed.signature
     )

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import structlog
 
-from admin.rarely import Rarely
+from admin.cached import CachedQuery
 from admin.registry import Chain
-from helper.chain.listing import ListedRound, Total
+from helper.chain.round_listing import ListedRound, Total
 from helper.clock import Clock
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 
@@ -24,7 +24,7 @@ class RoundsView:
 
     def __init__(self, chain: Chain, *, clock: Clock) -> None:
         self._chain = chain
-        self._ask_rarely = Rarely(self._ask, clock=clock)
+        self._ask_rarely = CachedQuery(self._ask, clock=clock)
         self._rounds: list[ListedRound] = []
         self._totals: dict[bytes, dict[tuple[int, int], int]] = {}
 

@@ -1,12 +1,14 @@
-"""Registrations and the last good voting configuration, in one small SQLite file of its own.
+"""Registrations and the last good voting configuration, in a small SQLite file.
 
-Every change is on disk (fsync) when the awaited call returns. Nothing in here is secret; the file is the service's
-user's own all the same.
+Every change is on disk (fsync) when the awaited call returns. Only the service's user can read the file: it holds
+keyed hashes of the networks that registrations came from, and the key, so a reader could test guesses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 import sqlite3
 from dataclasses import dataclass
 from importlib import resources
@@ -15,20 +17,23 @@ from typing import Any, Final
 
 import aiosqlite
 
-from admin.claim import Claim
+from admin.registration import RegistrationRequest
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144
 """What the header of our files says: "svAD"."""
-VERSION: Final = 1
+VERSION: Final = 2
 LIFE: Final = 7 * 24 * 3600
 """Seconds after which a registration that did not come into staking is dropped."""
 MOST: Final = 10_000
-"""Registrations at once: any key can sign one, and the file must not grow without end."""
+"""Maximum number of registrations: any key can sign one, so the file needs a bound."""
+MOST_OF_NETWORK: Final = 200
+"""Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of all places."""
+_HASH_BYTES: Final = 8
 
 
 class RegistryFullError(Exception):
-    """There are as many registrations as are kept."""
+    """No place for a new registration; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptConfig:
+class StoredConfig:
     """A voting configuration as it was published, and when it was fetched (unix seconds)."""
 
     body: bytes
@@ -57,6 +62,7 @@ class AdminStore:
         self._path = path
         self._conn: aiosqlite.Connection | None = None
         self._alone = asyncio.Lock()
+        self._network_key = b""
 
     async def open(self) -> None:
         """Make or open the file.
@@ -99,7 +105,9 @@ class AdminStore:
             await _one(conn, "PRAGMA application_id"),
             await _one(conn, "PRAGMA user_version"),
         )
-        if (application, version) == (0, 0) and await _one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
+        if (application, version) == (APPLICATION_ID, 1):
+            await conn.executescript(_FROM_VERSION_1)
+        elif (application, version) == (0, 0) and await _one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
             schema = (resources.files("admin") / "schema.sql").read_text("utf-8")
             marks = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {VERSION};"
             await conn.executescript(f"BEGIN;\n{schema}\n{marks}\nCOMMIT;")
@@ -108,27 +116,42 @@ class AdminStore:
                 f"{self._path} is no file of registrations, or of a newer version",
                 advice="Point [admin] db_path at the registrations' own file, or start the version that wrote it.",
             )
+        await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))
+        (self._network_key,) = await _one(conn, "SELECT value FROM network_key")
 
     # ------------------------------------------------------------------ registrations
 
-    async def register(self, claim: Claim, *, now: float) -> Registration:
-        """Keep a claim; one that is not newer than what is kept for its address changes nothing.
+    async def register(self, claim: RegistrationRequest, *, network: bytes, now: float) -> Registration:
+        """Store a claim; one that is not newer than the stored one of its address changes nothing.
 
-        Returns what stands afterwards.
+        If all places are taken, the newest registration of the network with the most registrations is evicted.
+
+        Args:
+            claim: what was signed.
+            network: network of the client, see `helper.server.client_address.network_of`; only a keyed hash of it is
+            stored. now: unix seconds.
+
+        Returns:
+            The stored registration of the claim's address.
 
         Raises:
-            RegistryFullError: it is a new address, and there are too many.
+            RegistryFullError: the address is new, and its network has `MOST_OF_NETWORK` registrations or, if all
+                places are taken, at least as many as any other network.
         """
         at = int(now)
+        hashed = hashlib.blake2b(network, digest_size=_HASH_BYTES, key=self._network_key).digest()
         async with self._alone:
-            # With one statement after the other under the lock there is nothing between them.
+            # All writes take this lock, so nothing changes between the statements.
             await self._change("DELETE FROM registrations WHERE expires_at <= ?", at)
-            known = await self._row("SELECT 1 FROM registrations WHERE operator_address = ?", claim.operator_address)
-            if known is None and await self._row("SELECT count(*) >= ? FROM registrations", MOST) == (1,):
-                raise RegistryFullError
+            if (
+                await self._row("SELECT 1 FROM registrations WHERE operator_address = ?", claim.operator_address)
+                is None
+            ):
+                await self._make_room(hashed)
             await self._change(
-                "INSERT INTO registrations (operator_address, url, moniker, signed_at, requested_at, expires_at)"
-                " VALUES (?1, ?2, ?3, ?4, ?5, ?5 + ?6)"
+                "INSERT INTO registrations"
+                " (operator_address, url, moniker, signed_at, requested_at, expires_at, network)"
+                " VALUES (?1, ?2, ?3, ?4, ?5, ?5 + ?6, ?7)"
                 " ON CONFLICT (operator_address) DO UPDATE SET url = excluded.url, moniker = excluded.moniker,"
                 " signed_at = excluded.signed_at, expires_at = excluded.expires_at"
                 " WHERE excluded.signed_at > signed_at",
@@ -138,21 +161,31 @@ class AdminStore:
                 claim.timestamp,
                 at,
                 LIFE,
+                hashed,
             )
             row = await self._row(f"{_WAITING} WHERE operator_address = ?", claim.operator_address)
         assert row is not None
         return Registration(*row)
 
     async def waiting(self, *, now: float) -> list[Registration]:
-        """Who waits, the longest first."""
+        """All pending registrations, the oldest first."""
         rows = await self._rows(f"{_WAITING} WHERE expires_at > ? ORDER BY requested_at, operator_address", int(now))
         return [Registration(*row) for row in rows]
 
-    async def drop(self, addresses: list[str]) -> None:
-        """These are in staking now."""
+    async def addresses_after(self, address: str, limit: int) -> list[str]:
+        """Up to `limit` registered addresses that sort after this one, in order."""
+        query = "SELECT operator_address FROM registrations WHERE operator_address > ? ORDER BY 1 LIMIT ?"
+        return [row[0] for row in await self._rows(query, address, limit)]
+
+    async def drop(self, addresses: list[str]) -> int:
+        """Delete the registrations of these addresses; returns how many there were."""
         async with self._alone:
-            for address in addresses:
-                await self._change("DELETE FROM registrations WHERE operator_address = ?", address)
+            return sum(
+                [
+                    await self._change("DELETE FROM registrations WHERE operator_address = ?", address)
+                    for address in addresses
+                ]
+            )
 
     async def sweep(self, *, now: float) -> int:
         """Drop what has expired; how many."""
@@ -173,12 +206,32 @@ class AdminStore:
                 int(now),
             )
 
-    async def kept_config(self, source: str) -> KeptConfig | None:
+    async def kept_config(self, source: str) -> StoredConfig | None:
         """The last good copy from this URL."""
         row = await self._row("SELECT body, fetched_at FROM voting_config WHERE source = ?", source)
-        return None if row is None else KeptConfig(*row)
+        return None if row is None else StoredConfig(*row)
 
     # ------------------------------------------------------------------ inside
+
+    async def _make_room(self, network: bytes) -> None:
+        """Make sure that there is a place for one more registration of this network; raises RegistryFullError."""
+        (own,) = await self._row("SELECT count(*) FROM registrations WHERE network = ?", network) or (0,)
+        if own >= MOST_OF_NETWORK:
+            raise RegistryFullError("too many validators of this network wait already")
+        (total,) = await self._row("SELECT count(*) FROM registrations") or (0,)
+        if total < MOST:
+            return
+        crowded, most = await self._row(
+            "SELECT network, count(*) FROM registrations GROUP BY network"
+            " ORDER BY count(*) DESC, max(requested_at) DESC LIMIT 1"
+        ) or (network, 0)
+        if own >= most:
+            raise RegistryFullError("too many validators wait already")
+        await self._change(
+            "DELETE FROM registrations WHERE operator_address = (SELECT operator_address FROM registrations"
+            " WHERE network = ? ORDER BY requested_at DESC, signed_at DESC, operator_address DESC LIMIT 1)",
+            crowded,
+        )
 
     @property
     def _open(self) -> aiosqlite.Connection:
@@ -204,6 +257,17 @@ class AdminStore:
 
 
 _WAITING: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"
+_FROM_VERSION_1: Final = """
+BEGIN;
+ALTER TABLE registrations ADD COLUMN network BLOB NOT NULL DEFAULT x'';
+CREATE INDEX registrations_by_network ON registrations (network, requested_at);
+CREATE TABLE network_key (
+  one   INTEGER PRIMARY KEY CHECK (one = 1),
+  value BLOB NOT NULL CHECK (length(value) = 32)
+) STRICT;
+PRAGMA user_version = 2;
+COMMIT;
+"""
 _MOVE_AWAY: Final = "Move the file away and start again: validators that wait can register once more."
 
 

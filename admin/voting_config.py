@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Never
@@ -13,8 +14,8 @@ import anyio
 import httpx
 import structlog
 
-from admin.places import BadPlaceError, check_url, is_public
 from admin.store import AdminStore
+from admin.url_policy import UrlNotAllowedError, check_url, is_public
 from helper.clock import Clock
 from helper.errors import HelperError
 
@@ -25,6 +26,10 @@ INTERVAL: Final = 60.0
 LARGEST: Final = 1 << 20
 PATIENCE: Final = 10.0
 REDIRECTS: Final = 3
+LONGEST_ORIGINS: Final = 2000
+"""Maximum number of characters of all origins: proxies limit the size of response headers, nginx to 4 kB."""
+_HOST: Final = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*")
+_OWN_MACHINE: Final = ("localhost", "127.0.0.1")
 _MOVED: Final = (301, 302, 303, 307, 308)
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -53,6 +58,36 @@ def check_config(body: bytes) -> None:
     height = found.get("snapshot_height")
     if height is not None and (isinstance(height, bool) or not isinstance(height, int) or height < 0):
         raise BadConfigError("snapshot_height is not a height")
+
+
+def vote_server_origins(body: bytes) -> tuple[str, ...]:
+    """The distinct origins of a checked configuration's vote servers that a page may connect to, in order.
+
+    These are https origins, and http ones of the visitor's own machine. Hosts that a content security policy cannot
+    name (IPv6 addresses) are left out, and so is what would exceed `LONGEST_ORIGINS` characters.
+    """
+    found: list[str] = []
+    size = 0
+    for server in json.loads(body)["vote_servers"]:
+        origin = _origin(server["url"])
+        if origin is None or origin in found:
+            continue
+        size += len(origin) + 1
+        if size > LONGEST_ORIGINS:
+            break
+        found.append(origin)
+    return tuple(found)
+
+
+def _origin(url: str) -> str | None:
+    try:
+        parsed = httpx.URL(url)
+        host = parsed.raw_host.decode()
+    except (httpx.InvalidURL, UnicodeError):
+        return None
+    if not _HOST.fullmatch(host) or (parsed.scheme != "https" and host not in _OWN_MACHINE):
+        return None
+    return f"{parsed.scheme}://{host}" + (f":{parsed.port}" if parsed.port else "")
 
 
 def _no_number(name: str) -> Never:
@@ -103,12 +138,14 @@ class VotingConfig:
         """The last good copy, as published; None when there never was one."""
         self.fetched_at: int | None = None
         """When it was fetched, unix seconds."""
+        self.origins: tuple[str, ...] = ()
+        """Origins of its vote servers, see `vote_server_origins`."""
 
     async def restore(self) -> None:
         """Begin with the copy on disk."""
         kept = await self._store.kept_config(self._url)
         if kept is not None:
-            self.body, self.fetched_at = kept.body, kept.fetched_at
+            self._replace(kept.body, kept.fetched_at)
 
     async def run(self) -> None:
         """Fetch for ever."""
@@ -134,8 +171,13 @@ class VotingConfig:
                 await self._store.keep_config(self._url, body, now=now)
             except HelperError as error:
                 log.error("the voting configuration could not be kept", error=str(error), advice=error.advice)
-        self.body, self.fetched_at = body, int(now)
+        self._replace(body, int(now))
         self._tell("")
+
+    def _replace(self, body: bytes, fetched_at: int) -> None:
+        if body != self.body:
+            self.origins = vote_server_origins(body)
+        self.body, self.fetched_at = body, fetched_at
 
     async def _fetch(self) -> bytes:
         try:
@@ -177,7 +219,7 @@ class VotingConfig:
             target = url.join(answer.headers.get("location", ""))
             check_url(str(target), production=True)
             addresses = await self._resolve(target.host, target.port or 443)
-        except (BadPlaceError, httpx.InvalidURL, OSError) as error:
+        except (UrlNotAllowedError, httpx.InvalidURL, OSError) as error:
             raise BadConfigError(f"it moved to a place that is not followed: {error}") from None
         if not addresses or not all(is_public(ipaddress.ip_address(address)) for address in addresses):
             raise BadConfigError("it moved to a private network")

@@ -3,9 +3,9 @@
 Each measure runs in a process of its own, one after the other. The table goes to standard output, all of it to
 `bench/results/latest.json` (a list of `{name, goal, figure, unit, holds, runs[]}`, figures being medians of the runs),
 what the plot of growth is made of to `bench/results/growth.json`, and what the costs of several hosts come to with
-many (`bench.many`) to `bench/results/carried.json`; `make docs` brings all of it into docs/performance.md. Figures
-of measures that were not taken stay as they are. `--quick` takes less of everything, at smaller sizes than the lines
-are named for, and writes nothing.
+many (`bench.capacity_table`) to `bench/results/carried.json`; `make docs` brings all of it into docs/performance.md.
+Figures of measures that were not taken stay as they are. `--quick` takes less of everything, at smaller sizes than
+the lines are named for, and writes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.many import lines
+from bench.capacity_table import lines
 from bench.table import CURVES, MEASURES, ROWS, curve, told
 
 RESULTS = Path(__file__).with_name("results")

@@ -1,9 +1,9 @@
 """How many shares a second are taken in, over 64 connections and over one: `python -m bench.accept [--quick]`.
 
 Each run is the real service with a chain of its own, all four checks and an fsync for every answer, against a bare
-Starlette route that parses the same bodies (`bench.bare`), one after the other. The load generator is wrk, on the same
-cores; it posts 8 shares of each vote, as a helper sees them. JSON on standard output, medians with all runs beside
-them.
+Starlette route that parses the same bodies (`bench.baseline_app`), one after the other. The load generator is wrk, on
+the same cores; it posts 8 shares of each vote, as a helper sees them. JSON on standard output, medians with all runs
+beside them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ async def load(url: str, posted: Path, connections: int, seconds: int) -> dict[s
 @contextlib.asynccontextmanager
 async def bare() -> AsyncIterator[str]:
     """The yardstick; its base URL."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.bare", stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.baseline_app", stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(await process.stdout.readline())}"

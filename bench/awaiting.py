@@ -18,14 +18,14 @@ from typing import Any
 
 import httpx
 
-from bench.filling import opened, shares, transaction
-from helper.chain.message import RevealMessage
-from helper.store.messages import mark_sending, prepare, record_outcome
+from bench.fill_database import opened, shares, transaction
+from helper.chain.reveal_transaction import RevealMessage
+from helper.store.operations.messages import mark_sending, prepare, record_outcome
+from helper.store.operations.shares import claim_due, enqueue
 from helper.store.rows import PreparedReveal
-from helper.store.work import claim_due, enqueue
 from tests.support.devnet import Chain
+from tests.support.event_clients import cpu_seconds
 from tests.support.harness import STAND_IN, Helper, soon
-from tests.support.listeners import cpu_seconds
 
 SIZES = (100, 1000, 10_000)
 BLOCK_SECONDS = 2.0

@@ -21,8 +21,8 @@ from typing import Any
 
 from bench.cluster_accept import taken
 from bench.cluster_host import ROUND, Cost, server_cpu, store_of
-from bench.filling import SPREAD_SECONDS, shares
-from helper.share import ShareState
+from bench.fill_database import SPREAD_SECONDS, shares
+from helper.core.share import ShareState
 from helper.store.postgres import PostgresStore
 from tests.support.postgres import Cluster
 

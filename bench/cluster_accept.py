@@ -18,8 +18,8 @@ import httpx
 from bench.accept import CONNECTIONS, ROUND_SECONDS, bodies, load, voted
 from bench.cluster_host import server_cpu
 from tests.support.devnet import Chain
+from tests.support.event_clients import cpu_seconds
 from tests.support.harness import STAND_IN, Helper
-from tests.support.listeners import cpu_seconds
 from tests.support.postgres import Cluster
 
 

@@ -23,17 +23,17 @@ from typing import Any
 
 import psycopg
 
-from helper.broadcast import Broadcaster
-from helper.chain.message import RevealMessage
-from helper.chain.outcome import Outcome, Verdict
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.verdicts import Outcome, Verdict
 from helper.clock import SystemClock
+from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
-from helper.lease.shared import SharedLease
-from helper.processor import Gate, Processor
+from helper.observability.stats import Stats
+from helper.reveal.broadcaster import Broadcaster
+from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.store.base import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
-from helper.store.postgres.seals import Seals
-from helper.telemetry.stats import Stats
+from helper.store.postgres.keyring import Keyring
 from tests.support.process import children
 
 ROUND = bytes(range(32))
@@ -104,7 +104,7 @@ def _read(path: str) -> str:
 
 def store_of(address: str, schema: str, host: str) -> PostgresStore:
     """A host's store."""
-    return PostgresStore(address, seals=Seals([b"s" * 32]), host=host, schema=schema)
+    return PostgresStore(address, seals=Keyring([b"s" * 32]), host=host, schema=schema)
 
 
 def message_of(one: QueuedShare) -> PreparedReveal:
@@ -138,12 +138,12 @@ class StandIn:
 async def prove(store: PostgresStore, cost: Cost) -> dict[str, float]:
     """Work the queue between two lines on standard input."""
     revealer: Any = StandIn(store)
-    processor = Processor(
+    processor = Dispatcher(
         store=store,
         revealer=revealer,
         broadcaster=None,
         retention=None,
-        gate=lambda: Gate(frozenset({ROUND}), math.inf),
+        gate=lambda: DispatchGate(frozenset({ROUND}), math.inf),
         slots=CORES,
         clock=SystemClock(),
         stats=Stats(),
@@ -176,13 +176,13 @@ class Node:
         return True
 
     async def accepted(self, circuit: str) -> None:
-        """As `CircuitChoice` hears of it."""
+        """As `CircuitSelector` hears of it."""
 
 
 async def send(store: PostgresStore, cost: Cost) -> dict[str, float]:
     """Send all that is prepared, then have it counted."""
     clock, node = SystemClock(), Node()
-    lease = SharedLease(store, clock=clock)
+    lease = DatabaseLease(store, clock=clock)
     keeper = LeaseKeeper(lease, clock=clock, standby=False, changed=lambda: None)
     await keeper.begin()
     keeping = asyncio.create_task(keeper.run())

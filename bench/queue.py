@@ -1,6 +1,6 @@
 """What a great queue costs: `python -m bench.queue [--quick]`.
 
-One database, filled further and further (`bench.filling`), under the real service with the stand-in prover and a
+One database, filled further and further (`bench.fill_database`), under the real service with the stand-in prover and a
 chain of its own; and one that stays empty, measured right beside the largest size, as the speed of a machine that
 others use too drifts within minutes. At each size, in every run: from the process's start to the first right answers (a
 share that is known, a new one) and to ready, after an end in order and after a crash; how many shares a second are
@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from bench.accept import ROUND_SECONDS, bodies, load, voted
-from bench.filling import fill, forget
+from bench.fill_database import fill, forget
 from devnet import ballot
 from devnet.ballot import Ballot
 from tests.support.devnet import Chain

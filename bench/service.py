@@ -27,12 +27,12 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.clock import SystemClock
-from helper.prover.job import ProofJob
-from helper.prover.pool import ProverPool
-from helper.prover.selftest import sample_job
-from helper.telemetry.stats import percentile
+from helper.observability.stats import percentile
+from helper.reveal.prover.job import ProofJob
+from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover.selftest import sample_job
+from tests.support.event_clients import cpu_seconds
 from tests.support.harness import Helper, running, soon
-from tests.support.listeners import cpu_seconds
 
 CORES = os.cpu_count() or 1
 RAW_PROOFS = {"k10": 75, "k11": 16}

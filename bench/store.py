@@ -20,7 +20,7 @@ from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from helper.share import Share
+from helper.core.share import Share
 from helper.store import SqliteStore
 from helper.store.base import PreparedReveal
 

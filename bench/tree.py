@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from helper.chain.models import Round, RoundStatus
-from helper.store.sqlite import SqliteStore
+from helper.store.sqlite.store import SqliteStore
 from proofs import SUBTREE_LEAVES, CommitmentTree
 
 SIZES = (5_000, 50_000, 500_000)

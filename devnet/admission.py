@@ -9,8 +9,8 @@ from enum import Enum
 
 from devnet import tx as txs
 from devnet.chain import Block, Chain, RefusedError
+from devnet.proof_verifier import Verifier
 from devnet.rounds import ACTIVE, STATUS_NAMES
-from devnet.verifying import Verifier
 
 _CACHE_SIZE = 10_000
 PENDING_LOG = "tx pending in mempool (duplicate submission)"
@@ -92,7 +92,7 @@ class Admission:
         return Accepted(digest, 0)
 
     def submit_other(self, raw: bytes) -> bytes:
-        """Put a delegation, a vote or a new round (no proofs here) into the next block; returns its hash."""
+        """Put a message without a proof (anything but a reveal) into the next block; returns its hash."""
         self._others.append(raw)
         return txs.tx_hash(raw)
 

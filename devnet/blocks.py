@@ -10,7 +10,7 @@ from cosmpy.crypto.address import Address
 
 from devnet.chain import Block, Event, TxResult
 from devnet.gojson import b64
-from devnet.view import View
+from devnet.node_view import View
 
 NODE_ID = hashlib.sha256(b"devnet node").hexdigest()[:40]
 MONIKER = "devnet"

@@ -18,7 +18,13 @@ from devnet.rounds import ACTIVE, FINALIZED, PENDING, STATUS_NAMES, TALLYING, Ro
 
 Event = tuple[str, dict[str, str]]
 Totals = dict[bytes, dict[tuple[int, int], int]]
-_NAMES = {txs.Reveal: "MsgRevealShare", txs.Delegation: "MsgDelegateVote", txs.Cast: "MsgCastVote"}
+_NAMES = {
+    txs.Reveal: "MsgRevealShare",
+    txs.Delegation: "MsgDelegateVote",
+    txs.Cast: "MsgCastVote",
+    txs.EndRound: "MsgEndRound",
+    txs.ChangedEnd: "MsgChangeEnd",
+}
 
 
 class RefusedError(Exception):
@@ -176,12 +182,18 @@ class Chain:
                 start = self._votable(round_id, time, height).append(height, (note, *commitments))
                 index = ",".join(str(start + offset) for offset in range(len(commitments) + 1))
                 return (("cast_vote", {"vote_round_id": round_id.hex(), "leaf_index": index}),)
+            case txs.EndRound(round_id):
+                self._votable(round_id, time, height).is_ended_early = True
+                return ()
             case txs.NewRound(fields):
                 round_ = Round(fields, height, time)
                 if round_.round_id in self.rounds:
                     raise RefusedError(1, "vote round already exists")
                 self.rounds[round_.round_id] = round_
                 return (("create_voting_session", {"vote_round_id": round_.round_id.hex()}),)
+            case txs.ChangedEnd(round_id, end):
+                self._votable(round_id, time, height).vote_end_time = end
+                return (("change_vote_end_time", {"vote_round_id": round_id.hex(), "vote_end_time": str(end)}),)
 
     def _end_block(self, height: int, time: int, totals: Totals) -> list[Event]:
         """Seal the block's roots and move the rounds on; returns the block's own events."""
@@ -218,7 +230,7 @@ class Chain:
         """The round's status after the block of that height and time."""
         if round_.status == PENDING and height >= round_.active_height:
             return ACTIVE
-        if round_.status == ACTIVE and time >= round_.vote_end_time:
+        if round_.status == ACTIVE and (round_.is_ended_early or time >= round_.vote_end_time):
             return TALLYING
         if _tally_due(round_, height):
             return FINALIZED

@@ -16,12 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import proofs
-from devnet.answers import answer, error
 from devnet.blocks import rfc3339_nano
 from devnet.chain import TxResult
 from devnet.faults import FaultRequest, Faults
 from devnet.network import DevNet
-from devnet.tx import Cast, Delegation, NewRound, encode
+from devnet.responses import answer, error
+from devnet.tx import Cast, ChangedEnd, Delegation, EndRound, NewRound, encode
 from devnet.validators import validator_json
 
 _DEFAULT_PROPOSALS: list[dict[str, Any]] = [
@@ -59,6 +59,13 @@ class RoundBody(_Body):
     vote_round_id: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 
 
+class EndTimeBody(_Body):
+    """Another end of a round that takes votes, in unix seconds."""
+
+    round_id: str
+    vote_end_time: int
+
+
 class CastBody(_Body):
     """A vote: its commitment (hex), or a batch of them under one VAN; wait up to so many seconds for its block."""
 
@@ -81,6 +88,12 @@ class MineBody(_Body):
     blocks: int = Field(1, ge=1, le=10_000)
     time: float | None = None
     advance_seconds: float = 0
+
+
+class EndBody(_Body):
+    """A round that is to end now, whatever its `vote_end_time`."""
+
+    round_id: str
 
 
 class ValidatorBody(_Body):
@@ -115,6 +128,20 @@ async def post_round(request: Request) -> Response:
     digest = devnet.admission.submit_other(encode(NewRound(fields)))
     shown = {name: fields[name] for name in ("vote_round_id", "vote_end_time", "ea_pk")}
     return answer({**shown, "tx_hash": digest.hex().upper()})
+
+
+async def post_round_end(request: Request) -> Response:
+    """End an ACTIVE round in the next block: its tally begins, and its `vote_end_time` stays as it is."""
+    devnet, body = _devnet(request), await _body(request, EndBody)
+    digest = devnet.admission.submit_other(encode(EndRound(_element(body.round_id))))
+    return answer({"tx_hash": digest.hex().upper()})
+
+
+async def post_end_time(request: Request) -> Response:
+    """Change a round's end in the next block."""
+    devnet, body = _devnet(request), await _body(request, EndTimeBody)
+    digest = devnet.admission.submit_other(encode(ChangedEnd(_element(body.round_id), body.vote_end_time)))
+    return answer({"tx_hash": digest.hex().upper()})
 
 
 async def post_cast(request: Request) -> Response:
@@ -221,6 +248,8 @@ async def post_voting_config(request: Request) -> Response:
 
 ROUTES = [
     Route("/devnet/rounds", post_round, methods=["POST"]),
+    Route("/devnet/rounds/end", post_round_end, methods=["POST"]),
+    Route("/devnet/rounds/end-time", post_end_time, methods=["POST"]),
     Route("/devnet/cast", post_cast, methods=["POST"]),
     Route("/devnet/cast/{hash}", get_cast),
     Route("/devnet/delegate", post_delegate, methods=["POST"]),

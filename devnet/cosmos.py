@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.answers import AnsweredError, answer, view_of
 from devnet.blocks import NODE_ID, cosmos_block, node_info
 from devnet.gojson import b64
 from devnet.network import DevNet
+from devnet.responses import AnsweredError, answer, view_of
 
 _BASE = "/cosmos/base/tendermint/v1beta1"
 _STAKING = "/cosmos/staking/v1beta1"

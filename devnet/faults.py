@@ -47,7 +47,7 @@ class Switches(BaseModel):
     catching_up: bool = Field(False, description="the node says that it is syncing")
     chain_id: str | None = Field(None, description="the node says that it is on this chain")
     wrong_root: bool = Field(False, description="tree roots are served wrong")
-    round_status: int | None = Field(None, ge=0, le=4, description="every round's status; 0: not found")
+    round_status: int | None = Field(None, ge=0, le=255, description="every round's status; 0: not found")
     anchor_unknown: int = Field(0, ge=0, description="broadcasts: roots of the newest so many blocks are unknown")
 
 

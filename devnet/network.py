@@ -17,10 +17,10 @@ from devnet.blocks import rfc3339_nano
 from devnet.chain import Chain, state_figures
 from devnet.journal import Journal
 from devnet.producer import Producer
+from devnet.proof_verifier import Verifier
 from devnet.requestlog import RequestLog
 from devnet.rounds import VALIDATOR
 from devnet.validators import validator_json
-from devnet.verifying import Verifier
 
 VERSIONS = {"k10": "v1.3.0", "k11": "v1.2.0"}
 

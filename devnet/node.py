@@ -7,10 +7,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from devnet import control, cosmos, rest, rpc, votes
-from devnet.answers import AnsweredError, on_answered
 from devnet.faults import Faults
-from devnet.gate import Gate
 from devnet.network import DevNet
+from devnet.request_gate import Gate
+from devnet.responses import AnsweredError, on_answered
 
 _TREE = {"latest": "tree-latest", "leaves": "tree-leaves"}
 _COSMOS = ("syncing", "blocks", "node_info", "validators")

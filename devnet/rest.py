@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from devnet.admission import Fate
-from devnet.answers import answer, error, grpc_error, view_of
 from devnet.blocks import tx_events
 from devnet.gojson import GoJsonError, b64, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
+from devnet.responses import answer, error, grpc_error, view_of
 from devnet.rounds import ACTIVE, FINALIZED, LeafBlock, Round
 from devnet.tx import Reveal
 

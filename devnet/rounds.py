@@ -77,6 +77,7 @@ class Round:
         self.ea_pk = bytes.fromhex(fields["ea_pk"])
         self.shown: dict[str, Any] = dict(fields.get("shown", {}))
         self.tally_started_at = 0
+        self.is_ended_early = False
         self.history: list[tuple[int, int]] = [(height, PENDING)]
         self.tree = proofs.CommitmentTree()
         self.leaf_blocks: list[LeafBlock] = []

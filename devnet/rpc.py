@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.answers import AnsweredError, answer, view_of
 from devnet.blocks import block_results, found_tx, rpc_status
 from devnet.gojson import b64
+from devnet.responses import AnsweredError, answer, view_of
 
 _REVEALS = re.compile(r"reveal_share\.vote_round_id\s*=\s*'([0-9a-f]{64})'")
+_HEIGHTS = re.compile(r"tx\.height\s*(>=|<=)\s*([0-9]+)")
 _PER_PAGE, _MAX_PER_PAGE = 30, 100
 
 
@@ -35,12 +36,15 @@ async def get_block_results(request: Request) -> Response:
 
 
 async def get_tx_search(request: Request) -> Response:
-    """The counted reveals of a round, page by page; a page past the end is HTTP 500."""
+    """The counted reveals of a round, page by page, optionally of some heights; a page past the end is HTTP 500."""
     view = view_of(request)
-    asked = _REVEALS.search(_text_param(request, "query"))
+    query = _text_param(request, "query")
+    asked = _REVEALS.search(query)
     if asked is None:
         raise _failed("this dev chain searches for reveal_share.vote_round_id='<hex>' only")
-    found = view.reveals(bytes.fromhex(asked.group(1)))
+    bounds = {comparison: int(height) for comparison, height in _HEIGHTS.findall(query)}
+    heights = range(bounds.get(">=", 0), bounds.get("<=", view.height) + 1)
+    found = [tx for tx in view.reveals(bytes.fromhex(asked.group(1))) if tx.height in heights]
     if _text_param(request, "order_by") == "desc":
         found = found[::-1]
     size = min(max(_int_param(request, "per_page", _PER_PAGE), 1), _MAX_PER_PAGE)

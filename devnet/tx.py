@@ -1,8 +1,9 @@
 """The chain's transactions: one tag byte, then a protobuf message.
 
 The reveal is the real chain's message, byte for byte. Delegations and votes carry proofs of circuits outside this
-product there; here they are reduced to the leaves that they append. Creating a round is JSON under the dev chain's
-own tag. This module decodes by itself, on purpose: it is a witness against the helper's encoder, not a user of it.
+product there; here they are reduced to the leaves that they append. Creating a round and ending one early are JSON
+under the dev chain's own tags. This module decodes by itself, on purpose: it is a witness against the helper's encoder,
+not a user of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 TAG_ROUND, TAG_DELEGATE, TAG_CAST, TAG_REVEAL = 0x01, 0x02, 0x03, 0x04
+TAG_END_ROUND = 0x7F
+TAG_END_TIME = 0x7E
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _BYTES, _UINT32, _UINT64 = _FIELD.TYPE_BYTES, _FIELD.TYPE_UINT32, _FIELD.TYPE_UINT64
 
@@ -79,7 +82,22 @@ class NewRound:
     fields: dict[str, Any]
 
 
-Message = Reveal | Delegation | Cast | NewRound
+@dataclass(frozen=True, slots=True)
+class EndRound:
+    """The early end of a round: its tally begins in this block. The real chain has no such message."""
+
+    round_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedEnd:
+    """Another `vote_end_time` (unix seconds) of a round. The real chain has no such message."""
+
+    round_id: bytes
+    vote_end_time: int
+
+
+Message = Reveal | Delegation | Cast | NewRound | EndRound | ChangedEnd
 
 
 def tx_hash(tx: bytes) -> bytes:
@@ -114,6 +132,10 @@ def encode(message: Message) -> bytes:
             )
         case NewRound():
             return bytes([TAG_ROUND]) + json.dumps(message.fields, sort_keys=True).encode()
+        case EndRound():
+            return bytes([TAG_END_ROUND]) + json.dumps({"vote_round_id": message.round_id.hex()}).encode()
+        case ChangedEnd(round_id, end):
+            return bytes([TAG_END_TIME]) + json.dumps([round_id.hex(), end]).encode()
 
 
 def decode(tx: bytes) -> Message:
@@ -142,7 +164,12 @@ def decode(tx: bytes) -> Message:
                 return Cast(parsed.vote_round_id, parsed.authority_note, tuple(parsed.vote_commitments))
             case 0x01:
                 return NewRound(json.loads(body))
-    except (DecodeError, ValueError) as error:
+            case 0x7F:
+                return EndRound(bytes.fromhex(json.loads(body)["vote_round_id"]))
+            case 0x7E:
+                round_id, end = json.loads(body)
+                return ChangedEnd(bytes.fromhex(round_id), int(end))
+    except (DecodeError, ValueError, KeyError, TypeError) as error:
         raise TxError(f"tx parse error: {error}") from None
     raise TxError(f"unknown transaction tag 0x{tag:02x}")
 

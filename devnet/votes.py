@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.answers import answer, error, view_of
 from devnet.gojson import GoJsonError, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
+from devnet.responses import answer, error, view_of
 from devnet.rounds import ACTIVE, STATUS_NAMES
 from devnet.tx import Cast, Delegation, encode
 

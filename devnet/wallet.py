@@ -17,7 +17,7 @@ from typing import Any, Literal
 import httpx
 
 from devnet.ballot import SHARES, Ballot, BallotShare, checked_times, immediate, post_body, seal
-from devnet.casting import CastingError, delegate_and_cast
+from devnet.vote_submission import CastingError, delegate_and_cast
 
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 _WAITS = (0.2, 0.6)

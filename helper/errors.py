@@ -7,6 +7,7 @@
     │   ├── StoreCorrupt        the file is damaged: restore a backup
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
     │   ├── StoreLocked         another daemon has this file open
+    │   ├── StoreDisplaced      the file, or its write-ahead log, is not at its path
     │   ├── StoreMoved          the queue is in another database now, or not yet wholly in this one
     │   ├── StoreCopyDiffers    a copy is not what it was made from
     │   └── StoreUnreachable    the shared database does not answer
@@ -95,6 +96,16 @@ class StoreLocked(StoreError):
     advice = "Stop the other daemon first, or give this one a db_path of its own."
 
 
+class StoreDisplaced(StoreError):
+    """The database file or its write-ahead log was moved, replaced or deleted while it was in use."""
+
+    retryable = False
+    advice = (
+        "Move the file back to its path: the helper then continues by itself. Do not delete the write-ahead log, and "
+        "do not stop the helper before that if the file was deleted."
+    )
+
+
 class StoreMoved(StoreError):
     """This database is not where the queue is: it was moved away from here, or not yet wholly here."""
 
@@ -148,25 +159,25 @@ class BackupKeyError(BackupError):
     advice = "Give the passphrase or the identity of this very file; if it is the right one, the file is damaged."
 
 
-class TransferError(HelperError):
+class ExportFileError(HelperError):
     """An export of the queue could not be made, or what is to be imported is none."""
 
     advice = "Make the export again, with a version of the helper that this one can read."
 
 
-class EvidenceError(HelperError):
+class ProofBundleError(HelperError):
     """What should be evidence of a reveal is none, or can not be made."""
 
     advice = "Have the bundle made anew by whoever made it, or from the chain: `svote-helper proof export`."
 
 
-class ActRefused(HelperError):
+class ActionRefused(HelperError):
     """What an operator asked for is not done as things stand; nothing was changed."""
 
     advice = "Nothing was changed."
 
 
-class NothingThere(ActRefused):
+class NothingThere(ActionRefused):
     """There is no such share or round, or more than one."""
 
     advice = "See `svote-helper queue list` and `svote-helper rounds`."

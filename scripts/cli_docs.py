@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from helper.cli.main import make_cli
+from helper.cli.main import create_cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"
@@ -74,7 +74,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 def root() -> Any:
     """The whole command line, a group of the parser's."""
-    return typer.main.get_command(make_cli([]))
+    return typer.main.get_command(create_cli([]))
 
 
 def help_of(path: tuple[str, ...]) -> str:

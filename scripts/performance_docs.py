@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench import many
+from bench import capacity_table
 from bench.plot import growth
 from bench.table import ROWS, Row, told
 
@@ -34,7 +34,7 @@ def _missing(row: Row) -> dict[str, Any]:
 
 def render(document: str) -> str:
     """The document with its tables made anew."""
-    for part, lines in zip(PARTS, (table(), many.table(_read("carried.json"))), strict=True):
+    for part, lines in zip(PARTS, (table(), capacity_table.table(_read("carried.json"))), strict=True):
         begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
         head, _, rest = document.partition(begin)
         _, _, tail = rest.partition(end)

@@ -24,8 +24,6 @@ HEADROOM = 4.0
 """The round stays open this many times as long as proving should take: the machine may be busy with other things."""
 SPARE_SECONDS = 30
 """Seconds beyond that, for blocks and whatever else comes."""
-JUMP_SECONDS = 100.0
-"""Once every share is confirmed, so much of the round's rest is skipped (a clock 120 s off would stop the helper)."""
 
 
 @dataclass(frozen=True, slots=True)

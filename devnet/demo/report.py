@@ -11,7 +11,7 @@ from rich.table import Table
 
 from devnet.demo.plan import PROPOSALS, DemoOptions, expected_tally
 from devnet.demo.votes import Voted
-from devnet.naming import Needle, named_early
+from devnet.leak_check import Needle, named_early
 
 Tally = Mapping[tuple[int, int], int]
 

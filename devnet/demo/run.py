@@ -17,7 +17,7 @@ import httpx
 from rich.console import Console
 
 from devnet.demo import plan, processes, report
-from devnet.demo.bars import Bars
+from devnet.demo.progress import Bars
 from devnet.demo.votes import Voted, vote_all
 from devnet.tx import Reveal, decode
 
@@ -66,7 +66,7 @@ class Demo:
             f"circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
         )
         voted = await self._vote(round_id, end, bars)
-        await self._reach_end(end, bars)
+        await self._end_round(round_id, bars)
         counted = await self._tally(round_id, end)
         early = report.early_requests(voted, await self._transactions(round_id), await self._requests())
         facts = await self._facts()
@@ -133,19 +133,15 @@ class Demo:
         answer = await self._http.get(f"{self._chain_url}{ROUND}/{round_id.hex()}")
         return int(answer.json()["round"]["status"]) if answer.status_code == 200 else None
 
-    async def _reach_end(self, end: int, bars: Bars) -> None:
-        """See the round out; when all shares are in, its last part is skipped by moving the chain's clock on."""
+    async def _end_round(self, round_id: bytes, bars: Bars) -> None:
+        """Have the chain end the round once every share is confirmed; otherwise it ends at its own time."""
         complete = (await self._facts())["counts"].get("confirmed", 0) >= self._options.shares
         if not complete:
             bars.say("the round ends before every share is confirmed")
             return
-        wait = end - time.time() - plan.JUMP_SECONDS
-        if wait > 0:
-            bars.say(f"every share is confirmed; waiting {wait:.0f} s for the round's end")
-            await asyncio.sleep(wait)
-        bars.say("every share is confirmed: the chain's clock is moved on to the round's end, for the tally")
-        ahead = {"blocks": 1, "advance_seconds": max(0.0, end - time.time())}
-        (await self._http.post(f"{self._chain_url}/devnet/mine", json=ahead)).raise_for_status()
+        bars.say("every share is confirmed: the chain ends the round and tallies it")
+        body = {"round_id": round_id.hex()}
+        (await self._http.post(f"{self._chain_url}/devnet/rounds/end", json=body)).raise_for_status()
 
     async def _tally(self, round_id: bytes, end: int) -> dict[tuple[int, int], int]:
         finalized = 3

@@ -6,10 +6,10 @@ answer and raises `ChainAnswerError`, naming the field, for anything that is not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
-from helper.chain.fields import Fields
+from helper.chain.json_fields import Fields
 from helper.errors import ChainAnswerError
 
 MAX_LEAVES = 2**24
@@ -22,6 +22,9 @@ class RoundStatus(IntEnum):
     TALLYING = 2
     FINALIZED = 3
     PENDING = 4
+
+
+_STATUSES = frozenset(status.value for status in RoundStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +117,33 @@ class NodeInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownStatus:
+    """A round whose status this version does not know.
+
+    Attributes:
+        status: the number that the chain gives; 0 if it gives none.
+        vote_end_time: unix seconds.
+        created_at_height: no leaf of the round's tree is in an earlier block.
+    """
+
+    status: int
+    vote_end_time: int
+    created_at_height: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundList:
     """The chain's rounds.
 
     Attributes:
         rounds: those that this version can read.
         odd: why each of the others cannot be believed, by round id.
+        unknown: rounds that are valid but for a status that this version does not know, by round id.
     """
 
     rounds: list[Round]
     odd: dict[bytes, str]
+    unknown: dict[bytes, UnknownStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +162,30 @@ def parse_round(answer: object) -> Round:
 def parse_rounds(answer: object) -> RoundList:
     """`GET rounds`: all rounds.
 
-    One that this version cannot read (a newer chain's status, a bad field) or that is listed twice spoils no
-    other; one without an id spoils them all.
+    A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others.
+    A round without an id makes the whole answer invalid.
     """
     read: dict[bytes, Round] = {}
     odd: dict[bytes, str] = {}
+    unknown: dict[bytes, UnknownStatus] = {}
     for fields in Fields(answer, "answer").children("rounds"):
         round_id = fields.blob("vote_round_id", 32)
-        if round_id in read or round_id in odd:
+        if round_id in read or round_id in odd or round_id in unknown:
             odd[round_id] = "it is listed twice"
             continue
         try:
-            read[round_id] = _round(fields)
+            status = fields.uint("status")
+            if status in _STATUSES:
+                read[round_id] = _round(fields)
+            else:
+                unknown[round_id] = UnknownStatus(status, _end(fields), _created(fields))
         except ChainAnswerError as error:
             odd[round_id] = str(error)
-    return RoundList([told for told in read.values() if told.round_id not in odd], odd)
+    return RoundList(
+        [told for told in read.values() if told.round_id not in odd],
+        odd,
+        {round_id: told for round_id, told in unknown.items() if round_id not in odd},
+    )
 
 
 def _round(fields: Fields) -> Round:
@@ -167,11 +196,19 @@ def _round(fields: Fields) -> Round:
     return Round(
         round_id=fields.blob("vote_round_id", 32),
         status=status,
-        vote_end_time=fields.uint("vote_end_time", maximum=2**62),
+        vote_end_time=_end(fields),
         proposals=tuple(_proposal(proposal) for proposal in fields.children("proposals")),
-        created_at_height=fields.uint("created_at_height", maximum=2**62),
+        created_at_height=_created(fields),
         ea_pk=fields.blob("ea_pk", 32) if fields.has("ea_pk") else None,
     )
+
+
+def _end(fields: Fields) -> int:
+    return fields.uint("vote_end_time", maximum=2**62)
+
+
+def _created(fields: Fields) -> int:
+    return fields.uint("created_at_height", maximum=2**62)
 
 
 def _proposal(fields: Fields) -> Proposal:
@@ -228,7 +265,8 @@ def parse_head(answer: object) -> BlockHead:
 
 def make_head(chain_id: str, height: int, time: float) -> BlockHead:
     """A head whose parts are there, or `ChainAnswerError`."""
-    if not chain_id or len(chain_id) > 128 or not chain_id.isprintable():
+    # `Fields.text` has replaced control characters by spaces, and no chain id contains one.
+    if not chain_id or len(chain_id) > 128 or " " in chain_id or not chain_id.isprintable():
         raise ChainAnswerError("answer: the block names no chain")
     if height < 1:
         raise ChainAnswerError("answer: the block has no height")

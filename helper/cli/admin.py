@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 from base64 import b64encode
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,8 @@ import httpx
 import typer
 
 from admin import adr036
-from admin.armour import ArmourError, PassphraseError, open_armour
-from admin.claim import Claim, ClaimError, parse_claim
+from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
+from admin.registration import RegistrationError, RegistrationRequest, parse_registration
 from helper.cli.output import Exit, emit_json, emit_table, fail, say
 from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
@@ -51,18 +52,18 @@ def register(
     now = SystemClock().now()
     try:
         signer, pub_key, _ = adr036.sign(b"", key)
-        claim = Claim(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
+        claim = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
         _, _, signature = adr036.sign(claim.signed_text(), key)
         body = _body(claim, pub_key, signature)
-        parse_claim(jsonlib.dumps(body).encode(), now=now, production=False)
+        parse_registration(jsonlib.dumps(body).encode(), now=now, production=False)
     except UnicodeEncodeError:
         fail("--moniker and --url must be UTF-8", Exit.USAGE)
-    except (ClaimError, ValueError) as error:
+    except (RegistrationError, ValueError) as error:
         fail(str(error), Exit.USAGE)
     if show:
         emit_json(body)
         return
-    answer = _ask("POST", f"{to.rstrip('/')}/api/register-validator", body)
+    answer = _request("POST", f"{to.rstrip('/')}/api/register-validator", body).json()
     if json:
         emit_json({"operator_address": signer, **answer})
     elif answer["status"] == "registered":
@@ -74,7 +75,7 @@ def register(
 @app.command()
 def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
     """Who waits to join."""
-    waiting = _ask("GET", f"{to.rstrip('/')}/api/pending-validators")
+    waiting = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")
     if json:
         emit_json({"pending": waiting})
         return
@@ -88,7 +89,7 @@ def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) ->
     )
 
 
-def _body(claim: Claim, pub_key: bytes, signature: bytes) -> dict[str, Any]:
+def _body(claim: RegistrationRequest, pub_key: bytes, signature: bytes) -> dict[str, Any]:
     return {
         **jsonlib.loads(claim.signed_text()),
         "signature": b64encode(signature).decode(),
@@ -111,22 +112,33 @@ def _read_key(path: Path) -> bytes:
 
 def _open_armour(text: str) -> bytes:
     try:
-        return open_armour(text, typer.prompt("Passphrase of the key", hide_input=True, err=True))
+        return open_key_armor(text, typer.prompt("Passphrase of the key", hide_input=True, err=True))
     except PassphraseError as error:
         fail(str(error), Exit.NOT_AUTHORISED)
-    except ArmourError as error:
+    except KeyArmorError as error:
         fail(str(error), Exit.USAGE)
 
 
-def _ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """The JSON of a 200; anything else ends the command."""
+def _fetch_pending(url: str) -> list[dict[str, Any]]:
+    """The registrations of all pages."""
+    found: list[dict[str, Any]] = []
+    for page in count(1):
+        answer = _request("GET", f"{url}?page={page}")
+        found += answer.json()
+        if "next" not in answer.links or not answer.json():
+            break
+    return found
+
+
+def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    """A 200 response with a JSON body; anything else ends the command."""
     try:
         answer = httpx.request(method, url, json=body, timeout=PATIENCE, trust_env=False)
         told = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         fail(f"{url} could not be asked: {type(error).__name__}", Exit.UNREACHABLE)
     if answer.status_code == 200:
-        return told
+        return answer
     say(f"HTTP {answer.status_code}: {told.get('error', told) if isinstance(told, dict) else told}")
     raise typer.Exit(Exit.NOT_AUTHORISED if answer.status_code == 401 else Exit.FAILURE)
 

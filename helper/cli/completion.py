@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
-from helper.cli.main import COMPLETING, make_completing
+from helper.cli.main import COMPLETING, create_completing_cli
 
 app = typer.Typer()
 
@@ -32,7 +32,7 @@ class Shell(StrEnum):
 def completion(shell: Annotated[Shell, typer.Argument(help="Whose script to print.")]) -> None:
     """Print the script that completes commands in a shell, for example: source <(svote-helper completion bash)."""
     os.environ[COMPLETING] = f"source_{shell}"
-    make_completing(os.environ)(args=[], prog_name=PROGRAM)
+    create_completing_cli(os.environ)(args=[], prog_name=PROGRAM)
 
 
 def typed_words(env: Mapping[str, str]) -> list[str] | None:

@@ -14,8 +14,9 @@ from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.settings import ConfigOption, JsonOption, read_settings
 from helper.config import Config, Loaded, Problem, SettingsError, load
 from helper.config.example import example
-from helper.config.text import SECTIONS, shown, to_toml
-from helper.doctor.finding import Finding, as_json, healthy
+from helper.config.value_text import SECTIONS, shown, to_toml
+from helper.doctor.result import CheckResult, as_json, healthy
+from helper.runtime.privileges import acting_as_owner
 
 app = typer.Typer(help="The settings.")
 
@@ -55,13 +56,13 @@ def init(
         fail(str(error), Exit.USAGE)
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (0 if force else os.O_EXCL)
     try:
-        with open(os.open(output, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+        with acting_as_owner(output), open(os.open(output, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
             os.fchmod(file.fileno(), 0o600)  # it holds a token
             file.write(example(values))
     except FileExistsError:
         fail(f"{output} is there already; --force replaces it")
     except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}")
+        fail(f"{output} cannot be written: {error.strerror or error}")
     if json:
         emit_json({"path": str(output), "set": sorted(given)})
     else:
@@ -99,7 +100,7 @@ def validate(
     Exit code 1 if there is any. With --online: 6 where no node is of use, 3 where something wants a look.
     """
     problems: tuple[Problem, ...] = ()
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     path, code = None, Exit.OK
     try:
         loaded = read_settings(file or config)
@@ -124,14 +125,14 @@ def validate(
         raise typer.Exit(code)
 
 
-async def _ask_nodes(config: Config) -> tuple[list[Finding], Exit]:
+async def _ask_nodes(config: Config) -> tuple[list[CheckResult], Exit]:
     """What the nodes say of themselves, and what a command ends with that has heard it."""
     # loaded here, so that the other commands need no HTTP
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.doctor import chain  # noqa: PLC0415
 
     clock, limits = SystemClock(), config.chain
-    looks = await chain.look_at_all(config.chain_nodes, clock)
+    looks = await chain.query_nodes(config.chain_nodes, clock)
     now = clock.now()
     expected = chain.Expected(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
     judged = chain.judge_nodes(looks, expected)

@@ -10,13 +10,14 @@ from typing import Annotated, Final
 
 import typer
 
-from helper.cli.migrate import migrate
-from helper.cli.moving import copy
+from helper.cli.db_copy import copy
+from helper.cli.db_migrate import migrate
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.settings import ConfigOption, JsonOption, database_file
 from helper.clock import SystemClock
-from helper.hardening import harden_process
+from helper.runtime.hardening import harden_process
+from helper.runtime.privileges import acting_as_owner
 
 app = typer.Typer(
     help="The database: encrypted backups, restoring them, checks, an older version's schema, moving to another."
@@ -52,12 +53,13 @@ def backup(
     passphrase = "" if recipient else read_passphrase(passphrase_file, new=True)
     # loaded here, so that the help needs no native code
     from helper.store.backup import MIN_PASSPHRASE, seal, write_backup  # noqa: PLC0415
-    from helper.store.snapshot import take_snapshot  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
     if not recipient and len(passphrase) < MIN_PASSPHRASE:
         fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
     with permitted():
-        snapshot = take_snapshot(database, SystemClock())
+        with acting_as_owner(database):
+            snapshot = take_snapshot(database, SystemClock())
         # the passphrase costs a second of a core, which the helper's wallets may want: a thread can step back alone
         with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as patient:
             sealed = patient.submit(seal, snapshot.image, passphrase=passphrase, recipients=recipient or ()).result()
@@ -91,7 +93,7 @@ def restore(
     """Put a backup in the database's place; the helper must not run."""
     database = _database(config, db, must_exist=False)
     from helper.store import backup as backups  # noqa: PLC0415
-    from helper.store.snapshot import examine  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import examine  # noqa: PLC0415
 
     with permitted():
         image = _open_backup(file, identity, passphrase_file)
@@ -120,12 +122,13 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Look the whole database through, whether the helper runs or not; or a backup, without restoring it."""
-    from helper.store.snapshot import examine, take_snapshot  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import examine, take_snapshot  # noqa: PLC0415
 
     with permitted():
         if backup_file is None:
             what = _database(config, db, must_exist=True)
-            contents = take_snapshot(what, SystemClock()).contents
+            with acting_as_owner(what):
+                contents = take_snapshot(what, SystemClock()).contents
         else:
             harden_process()
             what = backup_file

@@ -12,7 +12,7 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import Exit, colours, emit_json, one_line, say, width
-from helper.doctor.finding import Finding, Level, as_json, healthy
+from helper.doctor.result import CheckResult, Level, as_json, healthy
 
 app = typer.Typer()
 
@@ -33,7 +33,7 @@ def doctor(
     # loaded here, so that the help needs no native code
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.doctor.run import examine  # noqa: PLC0415
-    from helper.telemetry.log import configure  # noqa: PLC0415
+    from helper.observability.log_config import configure  # noqa: PLC0415
 
     configure("error", "auto")
     report = asyncio.run(examine(config, os.environ, SystemClock(), skip_proof=skip_proof))
@@ -51,7 +51,7 @@ def doctor(
         _show(report.findings)
         say(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed, in {report.seconds:.1f} s")
     code = Exit.OK if healthy(report.findings) else Exit.DEGRADED
-    if report.left_behind:
+    if report.has_hung_checks:
         # what hangs would keep the process from ending
         sys.stdout.flush()
         sys.stderr.flush()
@@ -59,7 +59,7 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _show(findings: tuple[Finding, ...]) -> None:
+def _show(findings: tuple[CheckResult, ...]) -> None:
     """A line each, what to do below it; on a terminal wrapped to its width, in a pipe never."""
     columns = width()
     coloured = colours()

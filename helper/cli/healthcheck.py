@@ -13,9 +13,9 @@ import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import Exit, emit_json, fail, say
-from helper.config import find_file, glimpse_doors
-from helper.control import NoAnswerError, NobodyError, ask_control, ask_web
-from helper.telemetry.checks import Check, from_text
+from helper.config import find_file, peek_listen_addresses
+from helper.observability.health_checks import Check, from_text
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control, ask_web
 
 app = typer.Typer()
 
@@ -33,18 +33,18 @@ def healthcheck(
 ) -> None:
     """Ask whether shares are taken and revealed. Exit code 0: ready, 3: degraded, 6: nobody answers."""
     # only a look at the settings, not all that checks them: this command is run every few seconds
-    doors = glimpse_doors(find_file(config, os.environ), os.environ)
+    doors = peek_listen_addresses(find_file(config, os.environ), os.environ)
     problems = []
     for where in [url] if url else [str(doors.socket), f"http://{_host(doors.host)}:{doors.port}"]:
         try:
             status, body = _ask(where, timeout)
-        except NobodyError as error:
+        except DaemonNotRunningError as error:
             problems.append(str(error))
             continue
         except PermissionError:
             problems.append(f"{where} may not be used by this user")
             continue
-        except (NoAnswerError, ValueError) as error:
+        except (DaemonUnresponsiveError, ValueError) as error:
             problems.append(f"{where}: {error}")
             continue
         checks = from_text(body.decode(errors="replace"))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from helper.cli.output import Exit, say
-from helper.cli.second import refuse_a_second
+from helper.cli.single_instance import require_single_instance
 from helper.errors import HelperError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ COMPLETING: Final = "_SVOTE_HELPER_COMPLETE"
 _HELP: Final = "Keeps encrypted vote shares, and proves and reveals each at the second its wallet chose."
 
 
-def make_cli(arguments: Sequence[str]) -> typer.Typer:
+def create_cli(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: with the command that they name, or with all (for the help)."""
     import typer  # noqa: PLC0415 - with what it loads, most of the time that a second daemon took to be refused
 
@@ -70,7 +70,7 @@ def make_cli(arguments: Sequence[str]) -> typer.Typer:
     return cli
 
 
-def make_completing(env: Mapping[str, str]) -> typer.Typer:
+def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
     """The command line as far as it is needed to complete what is being typed."""
     import typer  # noqa: PLC0415
 
@@ -82,8 +82,8 @@ def make_completing(env: Mapping[str, str]) -> typer.Typer:
     typer.main.get_command(with_options)
     typed = typed_words(env) or []
     if any(word in COMMANDS for word in typed):
-        return make_cli(typed)
-    cli = make_cli(["completion"])
+        return create_cli(typed)
+    cli = create_cli(["completion"])
     for name in COMMANDS:  # only their names are asked for
         if name != "completion":
             cli.command(name)(lambda: None)  # without a text that would be shown beside each
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        refuse_a_second(given, os.environ)
-        cli = make_completing(os.environ) if COMPLETING in os.environ else make_cli(given)
+        require_single_instance(given, os.environ)
+        cli = create_completing_cli(os.environ) if COMPLETING in os.environ else create_cli(given)
         cli(args=given, prog_name="svote-helper")
     except HelperError as error:
         say(f"{error}\n{error.advice}")

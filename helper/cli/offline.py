@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import proofs
-from helper.api.peer import user_name
-from helper.operations import Operations
+from helper.operations.actions import Operations
+from helper.server.peer_credentials import user_name
 from helper.store import SqliteStore
-from helper.store.act_base import Actor, ActStore
+from helper.store.action_store import Actor, ActStore
 
 
 class FileJudge:
@@ -43,19 +43,11 @@ async def operations_on(database: Path) -> AsyncIterator[Operations]:
     store = SqliteStore(database)
     await store.open()
     try:
-        leave_to_owner(database)
         yield Operations(store=store, judge=FileJudge(store), checks=proofs, wake=lambda: None, running=False)
     finally:
         await store.close()
 
 
 def this_user() -> Actor:
-    """Who runs this command."""
+    """Who runs this command, even while it acts as the owner of the database."""
     return Actor(os.getuid(), user_name(os.getuid()), "file")
-
-
-def leave_to_owner(database: Path) -> None:
-    """Where root works on a service user's database, a lock's file that it made is the service's too."""
-    if os.geteuid() == 0:
-        owner = database.stat()
-        os.chown(f"{database}.lock", owner.st_uid, owner.st_gid)

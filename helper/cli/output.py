@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,11 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
+from helper.core.text import clean_text
+
 _ENDLESS: Final = 10_000
+_RAW_CONTROL: Final = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON encoders leave as they are."""
 
 
 class Exit(IntEnum):
@@ -29,8 +34,19 @@ class Exit(IntEnum):
 def emit_json(value: Any) -> None:
     """Write the machine's line; call it last."""
     sys.stderr.flush()
-    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+    sys.stdout.write(json_line(value))
     sys.stdout.flush()
+
+
+def json_line(value: Any) -> str:
+    """A value as one line of JSON, with the characters escaped that would command a terminal."""
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # orjson refuses lone surrogates, which arguments and paths may contain
+        import json  # noqa: PLC0415 - for this rare case only
+
+        text = json.dumps(value, separators=(",", ":"))
+    return _RAW_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def say(text: str) -> None:
@@ -95,6 +111,5 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
 
 
 def one_line(value: object) -> str:
-    """A value in one line without control characters, which could move a terminal's cursor."""
-    text = "-" if value is None else str(value)
-    return "".join(char if char.isprintable() else " " for char in text)
+    """A value in one line, without control characters (`clean_text`)."""
+    return "-" if value is None else clean_text(str(value))

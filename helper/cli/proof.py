@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from helper.cli.ends import exits
-from helper.cli.meant import whole_round
+from helper.cli.arguments import resolve_round
+from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit_json, emit_table, fail, say
 from helper.cli.passphrase import permitted
 from helper.cli.target import Target
-from helper.errors import BucketError, ConfigError, EvidenceError, HelperError, NothingThere
+from helper.errors import BucketError, ConfigError, HelperError, NothingThere, ProofBundleError
+from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
-    from helper.evidence import Evidence
+    from helper.operations.proof_bundle import ProofBundle
 
 app = typer.Typer(help="Evidence that a reveal on the chain was right.")
 
@@ -82,15 +83,15 @@ def export(
     keeper sees which bundle is fetched; --from chain asks nobody by name.
     """
     search = _search(Target.of(config, db), nullifier, round_id, from_height, to_height, source)
-    with exits():
+    with map_errors_to_exit_codes():
         evidence, source = anyio.run(_find, config, search)
-        from helper.evidence import check, pack  # noqa: PLC0415
+        from helper.operations.proof_bundle import check, pack  # noqa: PLC0415
         from proofs import verify  # noqa: PLC0415
 
         check(evidence, verify)
         bundle = pack(evidence)
     path = output or Path(f"reveal-{nullifier.lower()[:SHOWN]}.zip")
-    with permitted():
+    with permitted(), acting_as_owner(path):
         if path.exists() and path.read_bytes() != bundle:
             fail(f"there is something else of this name already: {path}")
         path.write_bytes(bundle)
@@ -113,7 +114,7 @@ def verify(
     transaction carries just these. It does not show that the chain counted the transaction, nor that the root is the
     chain's: --online asks the nodes of [chain] endpoints for that, and takes their word.
     """
-    from helper import evidence as bundles  # noqa: PLC0415
+    from helper.operations import proof_bundle as bundles  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
     from proofs import verify as real_verifier  # noqa: PLC0415
 
@@ -125,10 +126,10 @@ def verify(
         bundles.check(evidence, real_verifier)
         answer |= {"ok": True, "reason": None, **_facts(evidence)}
         if online:
-            with exits():
+            with map_errors_to_exit_codes():
                 anyio.run(_ask_chain, config, evidence)
             answer["online"] = True
-    except EvidenceError as error:
+    except ProofBundleError as error:
         answer |= {"ok": False, "reason": str(error)}
     _tell(answer, json=json)
     if not answer["ok"]:
@@ -137,11 +138,11 @@ def verify(
 
 def _search(target: Target, nullifier: str, round_id: str, first: int, last: int, source: Source) -> Search:
     """What the arguments ask for; the round, where they do not say it, from what is known here of the chain."""
-    from helper.api.views import parse_hex32, parse_round  # noqa: PLC0415
+    from helper.server.views import parse_hex32, parse_round  # noqa: PLC0415
 
-    with exits():
+    with map_errors_to_exit_codes():
         wanted = parse_hex32("NULLIFIER", nullifier)
-        round_ids = [parse_round(whole_round(target, round_id))] if round_id else []
+        round_ids = [parse_round(resolve_round(target, round_id))] if round_id else []
         if (first or last) and not 1 <= first <= last:
             raise ValueError("--from-height and --to-height go together, the first not above the last")
         if first and source is Source.ARCHIVE:
@@ -155,7 +156,7 @@ def _search(target: Target, nullifier: str, round_id: str, first: int, last: int
     return Search(wanted, round_ids, range(first, last + 1) if first else None, source)
 
 
-async def _find(config: Path | None, search: Search) -> tuple[Evidence, Source]:
+async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, Source]:
     """The reveal, and who had it."""
     if search.source is not Source.CHAIN and search.heights is None:
         found = await _in_archive(config, search)
@@ -169,18 +170,18 @@ async def _find(config: Path | None, search: Search) -> tuple[Evidence, Source]:
     return await _on_chain(config, search), Source.CHAIN
 
 
-async def _in_archive(config: Path | None, search: Search) -> Evidence | None:
+async def _in_archive(config: Path | None, search: Search) -> ProofBundle | None:
     """The reveal as the archive has it; None where it has it not, and where there is no archive.
 
     Where the chain may be asked instead, an archive that fails is told about and no more.
     """
     import os  # noqa: PLC0415
 
-    from helper.archive.making import archive_bucket  # noqa: PLC0415
-    from helper.archive.reader import find_bundle  # noqa: PLC0415
     from helper.cli.settings import read_settings  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.evidence import check  # noqa: PLC0415
+    from helper.operations.archive.factory import archive_bucket  # noqa: PLC0415
+    from helper.operations.archive.reader import find_bundle  # noqa: PLC0415
+    from helper.operations.proof_bundle import check  # noqa: PLC0415
     from proofs import CIRCUITS, verify  # noqa: PLC0415
 
     must = search.source is Source.ARCHIVE
@@ -193,7 +194,7 @@ async def _in_archive(config: Path | None, search: Search) -> Evidence | None:
         found = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
         if found is not None:
             check(found[1], verify)
-    except (BucketError, EvidenceError) as error:
+    except (BucketError, ProofBundleError) as error:
         if must:
             raise
         say(f"not from the archive: {error}")
@@ -201,15 +202,15 @@ async def _in_archive(config: Path | None, search: Search) -> Evidence | None:
     return None if found is None else found[1]
 
 
-async def _on_chain(config: Path | None, search: Search) -> Evidence:
+async def _on_chain(config: Path | None, search: Search) -> ProofBundle:
     """The reveal as the chain has it."""
-    from helper.chain.public import PublicChain  # noqa: PLC0415
-    from helper.cli.chain_source import chain_of  # noqa: PLC0415
-    from helper.evidence import Evidence, circuit_of  # noqa: PLC0415
+    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.cli.chain_access import chain_of  # noqa: PLC0415
+    from helper.operations.proof_bundle import ProofBundle, circuit_of  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
 
     async with chain_of(config) as endpoints:
-        chain = PublicChain(endpoints, told=lambda height: say(f"searched up to block {height}"))
+        chain = ChainLookups(endpoints, told=lambda height: say(f"searched up to block {height}"))
         round_ids = search.round_ids or await chain.rounds()
         counted = await chain.counted_reveal(round_ids, search.nullifier, search.heights)
         if counted is None:
@@ -220,8 +221,8 @@ async def _on_chain(config: Path | None, search: Search) -> Evidence:
         message = counted.message
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None:
-            raise EvidenceError(f"no node has the round's root at the anchor's height {message.anchor_height}")
-        return Evidence(
+            raise ProofBundleError(f"no node has the round's root at the anchor's height {message.anchor_height}")
+        return ProofBundle(
             chain_id=endpoints.chain_id or "",
             height=counted.height,
             transaction=counted.raw,
@@ -230,26 +231,26 @@ async def _on_chain(config: Path | None, search: Search) -> Evidence:
         )
 
 
-async def _ask_chain(config: Path | None, evidence: Evidence) -> None:
+async def _ask_chain(config: Path | None, evidence: ProofBundle) -> None:
     """Raise EvidenceError unless the chain's nodes say the same."""
-    from helper.chain.public import PublicChain  # noqa: PLC0415
-    from helper.cli.chain_source import chain_of  # noqa: PLC0415
+    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.cli.chain_access import chain_of  # noqa: PLC0415
 
     async with chain_of(config) as endpoints:
-        chain, message = PublicChain(endpoints), evidence.message
+        chain, message = ChainLookups(endpoints), evidence.message
         if endpoints.chain_id != evidence.chain_id:
-            raise EvidenceError(f"the bundle is of chain {evidence.chain_id}, the nodes are of {endpoints.chain_id}")
+            raise ProofBundleError(f"the bundle is of chain {evidence.chain_id}, the nodes are of {endpoints.chain_id}")
         found = await chain.transaction(bytes.fromhex(evidence.tx_hash))
         if found is None:
-            raise EvidenceError("no node has the transaction in a block")
+            raise ProofBundleError("no node has the transaction in a block")
         if found.code or found.height != evidence.height:
-            raise EvidenceError(f"the nodes have it in block {found.height} with code {found.code}")
+            raise ProofBundleError(f"the nodes have it in block {found.height} with code {found.code}")
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None or state.root != evidence.root:
-            raise EvidenceError(f"the nodes have another root at height {message.anchor_height}, or none")
+            raise ProofBundleError(f"the nodes have another root at height {message.anchor_height}, or none")
 
 
-def _facts(evidence: Evidence) -> dict[str, Any]:
+def _facts(evidence: ProofBundle) -> dict[str, Any]:
     message = evidence.message
     return {
         "chain_id": evidence.chain_id,

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from helper.cli import queue_acts, queue_text, queue_transfer
-from helper.cli.ends import exits
-from helper.cli.meant import wanted
+from helper.cli import queue_actions, queue_output, queue_transfer
+from helper.cli.arguments import wanted
+from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -43,13 +43,13 @@ def list_shares(
 ) -> None:
     """List shares, by the time at which they are due; with --state failed, first what failed where and why."""
     target = Target.of(config, db)
-    with exits():
+    with map_errors_to_exit_codes():
         query = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
         answer = target.ask("/queue", {**query, "limit": limit})
     if json:
         emit_json(answer)
     else:
-        queue_text.print_list(answer)
+        queue_output.print_list(answer)
 
 
 @app.command()
@@ -62,28 +62,28 @@ def show(
     """Tell one share's whole story. Nothing of its witness is ever shown."""
     if not ref.isalnum() or not ref.isascii():  # anything else could be another path
         raise typer.BadParameter("a share's name is made of hex characters", param_hint="REF")
-    with exits():
+    with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask(f"/queue/{ref.lower()}")
     if json:
         emit_json(answer)
     else:
-        queue_text.print_story(answer)
+        queue_output.print_story(answer)
 
 
 @app.command()
 def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Count shares by round and state, and what failed; with a daemon, how it and its endpoints are."""
-    with exits():
+    with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask("/stats")
     if json:
         emit_json(answer)
     else:
-        queue_text.print_stats(answer)
+        queue_output.print_stats(answer)
 
 
 app.command()(watch)
-app.command()(queue_acts.retry)
+app.command()(queue_actions.retry)
 app.command()(queue_transfer.export)
 app.command("import")(queue_transfer.import_)
-app.command()(queue_acts.purge)
-app.command()(queue_acts.audit)
+app.command()(queue_actions.purge)
+app.command()(queue_actions.audit)

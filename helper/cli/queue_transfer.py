@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helper.api import views
-from helper.cli import queue_text
-from helper.cli.consent import DryRunOption, YesOption, consent, need_somebody
-from helper.cli.ends import exits
-from helper.cli.meant import wanted
+from helper.cli import queue_output
+from helper.cli.arguments import wanted
+from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.exit_codes import map_errors_to_exit_codes
+from helper.cli.operator_api import need_database
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -26,17 +26,18 @@ from helper.cli.options import (
 )
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
-from helper.cli.queue_acts import RefsArgument
-from helper.cli.queue_source import need_database
+from helper.cli.queue_actions import RefsArgument
 from helper.cli.settings import database_file
 from helper.cli.target import Target
 from helper.clock import SystemClock
-from helper.hardening import harden_process
+from helper.runtime.hardening import harden_process
+from helper.runtime.privileges import acting_as_owner
+from helper.server import views
 
 if TYPE_CHECKING:
-    from helper.operations import Operations
-    from helper.store.act_base import Actor
-    from helper.store.handing_over import Selection
+    from helper.operations.actions import Operations
+    from helper.store.action_store import Actor
+    from helper.store.operations.export import Selection
 
 
 def export(
@@ -64,11 +65,11 @@ def export(
     what is in hand stays. `queue retry --stage moved` takes them back.
     """
     if move:
-        need_somebody(yes=yes, dry_run=dry_run)
+        require_confirmation(yes=yes, dry_run=dry_run)
     database_file(config, db)  # a queue that is shared stays where it is
     target, refs = Target.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
-    with exits(), permitted():
+    with map_errors_to_exit_codes(), permitted():
         need_database(target.socket, target.database)
         conditions = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
         selection = _select(target.database, conditions, refs)
@@ -82,29 +83,31 @@ def export(
             consent(f"Hand {number} shares over, so that this machine leaves them alone?", yes=yes)
         sealed = _seal(selection, read_passphrase(passphrase_file, new=True))
         body = {**conditions, "named": len(refs), "shares": number}
-        with exits(), permitted():
+        with map_errors_to_exit_codes(), permitted():
             answer |= {"bytes": len(sealed), **_hand_over(target, output, sealed, selection, body, move=move)}
     if json:
         emit_json(answer)
     else:
-        queue_text.print_exported(answer)
+        queue_output.print_exported(answer)
 
 
 def _select(database: Path, meant: Mapping[str, str], refs: list[str]) -> Selection:
     """What the file will carry, as it stands in this moment."""
     # loaded here, so that the help needs no native code
-    from helper.store.handing_over import select_for_export  # noqa: PLC0415
-    from helper.store.snapshot import take_snapshot  # noqa: PLC0415
+    from helper.store.operations.export import select_for_export  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
     conditions = views.parse_filter(*meant.values())
     for ref in refs:
         views.parse_ref(ref)
-    return select_for_export(take_snapshot(database, SystemClock()).image, conditions, refs)
+    with acting_as_owner(database):
+        snapshot = take_snapshot(database, SystemClock())
+    return select_for_export(snapshot.image, conditions, refs)
 
 
 def _seal(selection: Selection, passphrase: str) -> bytes:
+    from helper.operations.export_format import Head, write_head, write_line  # noqa: PLC0415
     from helper.store.backup import MIN_PASSPHRASE, seal  # noqa: PLC0415
-    from helper.transfer import Head, write_head, write_line  # noqa: PLC0415
 
     if len(passphrase) < MIN_PASSPHRASE:
         fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
@@ -135,12 +138,13 @@ def _hand_over(
             if move:
                 say(f"shares may have been handed over: they are in {written}, keep it")
             else:
-                written.unlink()
+                with acting_as_owner(written):
+                    written.unlink()
             raise
 
 
 def _with_marks(body: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
-    from helper.api.acts import MARK  # noqa: PLC0415
+    from helper.server.routes.operator_actions import MARK  # noqa: PLC0415
 
     marks = b"".join(MARK.pack(number, check) for number, check in selection.marks)
     return {**body, "marks": b64encode(marks).decode()}
@@ -156,35 +160,39 @@ def import_(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take over the shares in another machine's export, each as it stood there and at its own time.
+    """Take over the shares in another machine's export, each in its state there and at its own time.
 
-    May be done twice: shares that are known here, or that the chain has counted, are left. Works on the running helper,
-    and on the database while none runs; a round must be known here, so let a new helper read the chain first.
+    Shares that were handed over from here with `queue export --move` wait here again, with all their attempts. Shares
+    that are not taken over are listed with the reason, and the exit code is then 3. An import can be repeated: shares
+    that wait here already, or that the chain has counted, are left. Works on the running helper, and on the database
+    while none runs; a round must be known here, so let a new helper read the chain first.
     """
-    need_somebody(yes=yes, dry_run=dry_run)
+    require_confirmation(yes=yes, dry_run=dry_run)
     target = Target.of(config, db)
     harden_process()
     lines = _open(file, passphrase_file)
 
     def do(*, dry: bool) -> dict[str, Any]:
-        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
-            return await operations.take_over(actor, _each(lines), dry=dry)
+        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, Any]:
+            from helper.server.action_views import import_facts  # noqa: PLC0415
+
+            return import_facts(await operations.import_shares(actor, _each(lines), dry=dry))
 
         query = {"dry_run": "1"} if dry else {}
         return target.act("/queue/import", _pieces(lines), on_file, dry=dry, query=query)
 
-    with exits():
+    with map_errors_to_exit_codes():
         answer = do(dry=True) if dry_run or not yes else {}
         if not dry_run:
             if not yes:
-                queue_text.print_imported(answer)
+                queue_output.print_imported(answer)
             consent("Take them over?", yes=yes)
             answer = do(dry=False)
     if json:
         emit_json(answer)
     else:
-        queue_text.print_imported(answer)
-    if answer["invalid"] or answer["unknown"]:
+        queue_output.print_imported(answer)
+    if answer["left"]:
         raise typer.Exit(Exit.DEGRADED)
 
 

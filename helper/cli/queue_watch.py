@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
-import orjson
 import typer
 
 from helper.cli.options import ConfigOption, DbOption
-from helper.cli.output import Exit, fail, one_line, say
-from helper.cli.queue_stream import Gone, Told, follow, without_time
+from helper.cli.output import Exit, fail, json_line, one_line, say
+from helper.cli.status_stream import StateEvent, StreamLost, follow, without_time
 from helper.cli.target import Target
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="A JSON object on a line for each change (NDJSON).")]
@@ -41,47 +40,49 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
         raise typer.Exit(Exit.OK) from None
 
 
-def _changes(stream: Iterator[Told | Gone]) -> Iterator[Told | Gone]:
+def _changes(stream: Iterator[StateEvent | StreamLost]) -> Iterator[StateEvent | StreamLost]:
     """What is not as it was told last."""
     last: object = None
     for one in stream:
-        now: object = without_time(one.state) if isinstance(one, Told) else one
+        now: object = without_time(one.state) if isinstance(one, StateEvent) else one
         if now != last:
             last = now
             yield one
 
 
-def _as_json(stream: Iterator[Told | Gone]) -> None:
+def _as_json(stream: Iterator[StateEvent | StreamLost]) -> None:
     for one in _changes(stream):
-        told: dict[str, Any] = {"event": "gone", "reason": one.reason} if isinstance(one, Gone) else {"event": "state"}
-        if isinstance(one, Told):
+        told: dict[str, Any] = (
+            {"event": "gone", "reason": one.reason} if isinstance(one, StreamLost) else {"event": "state"}
+        )
+        if isinstance(one, StateEvent):
             told["state"] = one.state
-        sys.stdout.write(orjson.dumps(told).decode() + "\n")
+        sys.stdout.write(json_line(told))
         sys.stdout.flush()
 
 
-def _in_lines(stream: Iterator[Told | Gone]) -> None:
-    from helper.cli.queue_screen import COLUMNS, cells  # noqa: PLC0415 - rich takes its time to load
+def _in_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
+    from helper.cli.watch_screen import COLUMNS, cells  # noqa: PLC0415 - rich takes its time to load
 
     sys.stdout.write("\t".join(COLUMNS) + "\n")
     for one in _changes(stream):
-        if isinstance(one, Gone):
+        if isinstance(one, StreamLost):
             say(one.reason)
         else:
             sys.stdout.write("\t".join(one_line(cell) for cell in cells(one.state)) + "\n")
         sys.stdout.flush()
 
 
-def _on_screen(stream: Iterator[Told | Gone]) -> None:
+def _on_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 
-    from helper.cli.queue_screen import Screen  # noqa: PLC0415
+    from helper.cli.watch_screen import Screen  # noqa: PLC0415
 
     console = Console()
     screen = Screen(None, "waiting for the helper")
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         for one in stream:
-            screen = Screen(one.state) if isinstance(one, Told) else Screen(screen.state, one.reason)
+            screen = Screen(one.state) if isinstance(one, StateEvent) else Screen(screen.state, one.reason)
             live.update(screen, refresh=True)

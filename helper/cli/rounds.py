@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from helper.cli.ends import exits
+from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit_json, emit_table, say
 from helper.cli.target import Target
@@ -22,7 +22,7 @@ _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 @app.command()
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """List the rounds that the helper knows: status, end, time left, shares by state, size of the tree."""
-    with exits():
+    with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask("/rounds")
     if json:
         emit_json(answer)

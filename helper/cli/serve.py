@@ -44,18 +44,18 @@ def serve(
         say("the helper is disabled ([helper] disable = true), and nothing else is set up to run")
         return
     # and here, so that a mistake in the settings needs no native code to be told, and a second host no service
-    from helper.store.making import refuse_held_host  # noqa: PLC0415
+    from helper.store.factory import refuse_held_host  # noqa: PLC0415
 
     if not settings.helper.disable:
         refuse_held_host(settings)
 
     import uvloop  # noqa: PLC0415
 
+    from helper.app.startup import create_service, run_service  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.manager import Manager, inherited_listener  # noqa: PLC0415
-    from helper.running import make_service, run_service  # noqa: PLC0415
-    from helper.telemetry.log import configure  # noqa: PLC0415
-    from helper.telemetry.sentry import start  # noqa: PLC0415
+    from helper.observability.log_config import configure  # noqa: PLC0415
+    from helper.observability.sentry import start  # noqa: PLC0415
+    from helper.runtime.systemd import ServiceManager, inherited_listener  # noqa: PLC0415
 
     clock = SystemClock()
     reporter = start(settings.helper.sentry_dsn, clock) if settings.helper.sentry_dsn else None
@@ -65,13 +65,15 @@ def serve(
         say(f"listening on {url}")
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
-            partial.write_text(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
+            partial.unlink(missing_ok=True)
+            with partial.open("x", encoding="utf-8") as file:  # never through a link that is there already
+                file.write(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
             partial.replace(ready_file)
 
-    manager = Manager(os.environ, os.getpid(), clock)
+    manager = ServiceManager(os.environ, os.getpid(), clock)
     listener = inherited_listener(os.environ, os.getpid())
     try:
-        uvloop.run(run_service(make_service(settings), started=started, listener=listener, manager=manager))
+        uvloop.run(run_service(create_service(settings), started=started, listener=listener, manager=manager))
     finally:
         if reporter is not None:
             reporter.close()

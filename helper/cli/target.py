@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from helper.cli.queue_source import ask, need_database, somebody_listens, tell
+from helper.cli.operator_api import ask, is_daemon_listening, need_database, tell
 from helper.cli.settings import read_settings
 from helper.errors import NothingThere
+from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
-    from helper.operations import Operations
-    from helper.store.act_base import Actor
+    from helper.operations.actions import Operations
+    from helper.store.action_store import Actor
 
-OnFile = Callable[["Operations", "Actor"], Awaitable[Mapping[str, int]]]
+OnFile = Callable[["Operations", "Actor"], Awaitable[Mapping[str, Any]]]
 """What the daemon would do, done here."""
 
 
@@ -49,7 +50,7 @@ class Target:
 
     def need_somewhere(self) -> None:
         """Raise NothingThere where the queue is shared and no helper of this host answers."""
-        if self.shared and not somebody_listens(self.socket):
+        if self.shared and not is_daemon_listening(self.socket):
             raise NothingThere(
                 f"no daemon answers on {self.socket}, and the queue is in a database that hosts share",
                 advice="Run this on a host whose helper runs: each of them answers for the whole queue.",
@@ -73,7 +74,7 @@ class Target:
             dry: only rehearsed.
             query: conditions in the address.
         """
-        if somebody_listens(self.socket):
+        if is_daemon_listening(self.socket):
             return tell(self.socket, path, body, query)
         self.need_somewhere()
         need_database(self.socket, self.database)
@@ -84,10 +85,11 @@ class Target:
 
 async def _on_file(database: Path, on_file: OnFile, dry: bool) -> dict[str, Any]:
     # loaded here: they bring the store and native code, which a question to the daemon does not need
-    from helper.api.act_views import act_json  # noqa: PLC0415
     from helper.cli.offline import operations_on, this_user  # noqa: PLC0415
-    from helper.telemetry.log import configure  # noqa: PLC0415
+    from helper.observability.log_config import configure  # noqa: PLC0415
+    from helper.server.action_views import act_json  # noqa: PLC0415
 
     configure("warning")
-    async with operations_on(database) as operations:
-        return act_json(await on_file(operations, this_user()), dry=dry, source="file")
+    with acting_as_owner(database):
+        async with operations_on(database) as operations:
+            return act_json(await on_file(operations, this_user()), dry=dry, source="file")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from helper.api.views import parse_hex32
-from helper.cli.ends import exits
+from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import Exit, emit_json, emit_table, fail
+from helper.server.views import parse_hex32
 
 if TYPE_CHECKING:
-    from helper.chain.public import FoundTx
+    from helper.chain.lookups import FoundTx
 
 app = typer.Typer(help="Look at transactions that are public on the chain.")
 
@@ -34,7 +34,7 @@ def lookup(
 
     It asks the nodes of [chain] endpoints, by the hash: the one that is asked learns that somebody wants to know.
     """
-    with exits():
+    with map_errors_to_exit_codes():
         answer = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))
     if answer is None:
         fail("no node has this transaction in a block", Exit.NOT_FOUND)
@@ -47,17 +47,17 @@ def lookup(
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
     # loaded here, so that the help loads no client
-    from helper.chain.public import PublicChain  # noqa: PLC0415
-    from helper.cli.chain_source import chain_of  # noqa: PLC0415
+    from helper.chain.lookups import ChainLookups  # noqa: PLC0415
+    from helper.cli.chain_access import chain_of  # noqa: PLC0415
 
     async with chain_of(config) as endpoints:
-        found = await PublicChain(endpoints).transaction(tx_hash)
+        found = await ChainLookups(endpoints).transaction(tx_hash)
         return None if found is None else _told(found, tx_hash, endpoints.chain_id)
 
 
 def _told(found: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
-    from helper.chain.outcome import presentable  # noqa: PLC0415
-    from helper.chain.public import reveal_in  # noqa: PLC0415
+    from helper.chain.lookups import reveal_in  # noqa: PLC0415
+    from helper.chain.verdicts import presentable  # noqa: PLC0415
 
     message = None if found.raw is None else reveal_in(found.raw)
     reveal = None

@@ -11,7 +11,7 @@ import typer
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet, WalletError
-from helper.cli.output import Exit, emit_json, fail
+from helper.cli.output import Exit, emit_json, fail, one_line
 from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
 
@@ -63,7 +63,7 @@ def vote(
         emit_json(outcome)
     else:
         for share in outcome["shares"]:
-            typer.echo(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}")
+            typer.echo(one_line(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}"))
         typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
     if not cast_vote.accepted:
         fail("not every share was taken by a helper", Exit.FAILURE)

@@ -1,17 +1,8 @@
-"""The settings: `helper.toml`, the environment, and flags, in rising order of weight.
-
-sections.py what can be set, its ranges, defaults and explanations
-kinds.py    the kinds of values
-model.py    all sections together, and what follows from them
-files.py    which file is read, and a first quick look into it
-lines.py    where in a TOML file each key stands
-loader.py   reading and checking everything at once; where each value came from
-example.py  the commented file that `config init` writes, made from the model
-"""
+"""Settings from `helper.toml`, the environment and flags; later sources override earlier ones."""
 
 from typing import TYPE_CHECKING, Any
 
-from helper.config.files import Doors, find_file, glimpse_database, glimpse_doors
+from helper.config.discovery import ListenAddresses, find_file, peek_database_path, peek_listen_addresses
 
 if TYPE_CHECKING:
     from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_what_can_be
@@ -19,17 +10,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
-    "Doors",
+    "ListenAddresses",
     "Loaded",
     "Origin",
     "Problem",
     "SettingsError",
     "find_file",
-    "glimpse_database",
-    "glimpse_doors",
     "load",
     "load_traced",
     "load_what_can_be",
+    "peek_database_path",
+    "peek_listen_addresses",
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from helper.config.model import Config
-from helper.config.text import SECTIONS, to_toml
+from helper.config.value_text import SECTIONS, to_toml
 
 _WIDTH: Final = 100
 _HEAD: Final = """\

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from helper.config import lines as toml_lines
-from helper.config.files import CREDENTIALS, ENV_CREDENTIALS, ENV_PREFIX, NOT_SETTINGS, variable_of
+from helper.config import toml_lines
+from helper.config.discovery import CREDENTIALS, ENV_PREFIX, NOT_SETTINGS, variable_of
 from helper.config.model import Config, contradictions
-from helper.config.text import SECTIONS, explain, from_text
+from helper.config.value_text import SECTIONS, explain, from_text
+from helper.core.environment import CREDENTIALS_DIRECTORY
 from helper.errors import ConfigError
 
 Key = tuple[str, str]
@@ -212,8 +213,8 @@ class _Reading:
                     self._at((section, f"{key}_file"), f"is set, and {key} too: leave one of them out")
                 else:
                     self._secret((section, key), Path(named), (section, f"{key}_file"))
-            elif env.get(ENV_CREDENTIALS) and (section, key) not in self.values:
-                file = Path(env[ENV_CREDENTIALS], credential)
+            elif env.get(CREDENTIALS_DIRECTORY) and (section, key) not in self.values:
+                file = Path(env[CREDENTIALS_DIRECTORY], credential)
                 if file.exists():
                     self._secret((section, key), file, (section, key))
 

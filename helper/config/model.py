@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from helper.config.files import ADMIN_DATABASE, SOCKET_NAME
+from helper.config.discovery import ADMIN_DATABASE, SOCKET_NAME
 from helper.config.sections import (
     AdminSection,
     ArchiveSection,

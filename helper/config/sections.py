@@ -6,14 +6,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from helper.config.files import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT
-from helper.config.kinds import (
+from helper.config.discovery import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT
+from helper.config.value_types import (
     BlankUrl,
     BucketPlace,
     Database,
     FilePath,
     Host,
     HostName,
+    IntegerField,
     LeasePlace,
     NetworkText,
     Number,
@@ -25,9 +26,8 @@ from helper.config.kinds import (
     Text,
     Token,
     Url,
-    Whole,
 )
-from helper.objects.base import Place
+from helper.object_store.bucket import BucketLocation, S3Settings
 
 
 class Section(BaseModel):
@@ -60,7 +60,7 @@ class HelperSection(Section):
     expose_queue_status: Switch = Field(
         False, description="Serve the counts of every round at /shielded-vote/v1/queue-status."
     )
-    refused_burst: Whole = Field(
+    refused_burst: IntegerField = Field(
         800,
         ge=1,
         le=10**9,
@@ -81,11 +81,11 @@ class HelperSection(Section):
         0,
         description="REST port of a node on this machine, 0 for none; it comes before [chain] endpoints.",
     )
-    max_concurrent_proofs: Whole = Field(
+    max_concurrent_proofs: IntegerField = Field(
         0, ge=0, le=1024, description="How many proofs are made at once; 0 is one a processor core."
     )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
-    max_attempts: Whole = Field(
+    max_attempts: IntegerField = Field(
         5, ge=1, le=50, description="After how many failed attempts a share is given up. Outages spend none."
     )
     purge_after_hours: Number = Field(
@@ -142,9 +142,9 @@ class SenderSection(Section):
     )
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> BucketLocation | None:
         """The object in a bucket that says who sends, None where none does."""
-        return Place.parse(self.lease) if self.lease.startswith("s3:") else None
+        return BucketLocation.parse(self.lease) if self.lease.startswith("s3:") else None
 
 
 class ChainSection(Section):
@@ -196,7 +196,9 @@ class ProverSection(Section):
         le=86400,
         description="A proof that takes longer is given up; 0 is max(60, 50 times the self-test).",
     )
-    nice: Whole = Field(10, ge=0, le=19, description="How far the provers step back for other work of the machine.")
+    nice: IntegerField = Field(
+        10, ge=0, le=19, description="How far the provers step back for other work of the machine."
+    )
 
 
 class AdminSection(Section):
@@ -221,10 +223,14 @@ class UiSection(Section):
     dev_pir_controls: Switch = Field(False, description="Let the page show the controls of a PIR test service.")
     precomputed_base_url: OptionalUrl = Field("", description="Where the page finds precomputed data.")
     chain_rest: OptionalUrl = Field(
-        "", description="The chain's REST address for browser wallets; empty is the first of [chain] endpoints."
+        "",
+        description="The chain's REST address that everybody is shown, for browser wallets; empty is the first of "
+        "[chain] endpoints that is a public https address without path, query and credentials.",
     )
     chain_rpc: OptionalUrl = Field(
-        "", description="The chain's RPC address for browser wallets; empty is the first of [chain] rpc."
+        "",
+        description="The chain's RPC address that everybody is shown, for browser wallets; empty is the first such "
+        "of [chain] rpc.",
     )
     chain_denom: Text = Field("usvote", description="The chain's staking denomination, for browser wallets.")
 
@@ -274,6 +280,10 @@ class S3Section(Section):
         "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or the machine's role is asked.",
     )
     timeout_seconds: Number = Field(10, gt=0, le=60, description="Longest time that a call to the store may take.")
+
+    def to_settings(self) -> S3Settings:
+        """The section as the object store client takes it."""
+        return S3Settings(**self.model_dump())
 
 
 class ArchiveSection(Section):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 
 REVEALS_A_BLOCK: Final = 256
 """What newer chains take into one block (protocol)."""
@@ -44,7 +44,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ProofRate:
     """How fast reveals can be made.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pace:
         return min(chain, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
 
 
-def judge_backlog(waiting: Sequence[Waiting], pace: Pace, now: float) -> list[Finding]:
+def judge_backlog(waiting: Sequence[Waiting], pace: ProofRate, now: float) -> list[CheckResult]:
     """A line for each round with shares left, in the order in which they end; one line where there is none."""
     found, before = [], 0
     for one in sorted((one for one in waiting if one.left or one.unconfirmed), key=lambda one: one.end):
@@ -75,7 +75,7 @@ def judge_backlog(waiting: Sequence[Waiting], pace: Pace, now: float) -> list[Fi
     return found or [ok("backlog", "no share waits")]
 
 
-def _round(one: Waiting, pace: Pace, now: float, before: int) -> Finding:
+def _round(one: Waiting, pace: ProofRate, now: float, before: int) -> CheckResult:
     subject = f"round {one.round_id[:8]}"
     rate, left_seconds = pace.per_second, one.end - now
     need = (before + one.left) / rate

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from helper.chain.client import ChainClient
-from helper.chain.http import SLOW
-from helper.chain.rpc import RpcClient
+from helper.chain.node_http import SLOW
+from helper.chain.rest_client import ChainClient
+from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
-from helper.doctor.finding import Finding, Level, fail, ok, warn
+from helper.doctor.result import CheckResult, Level, fail, ok, warn
 from helper.errors import ChainError, ConfigError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ AHEAD: Final = 5.0
 
 
 @dataclass(slots=True)
-class Look:
+class NodeReport:
     """What one node told.
 
     Attributes:
@@ -50,20 +50,20 @@ class Look:
     version: str = ""
     seconds: float = 0.0
     block_seconds: float | None = None
-    rpc: Look | None = None
+    rpc: NodeReport | None = None
 
 
-async def look_at_all(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[Look]:
+async def query_nodes(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[NodeReport]:
     """Ask every node (REST and RPC address, "" for none), all at the same time; never raises for what they do."""
     return list(await asyncio.gather(*(_look(rest, rpc, clock) for rest, rpc in nodes)))
 
 
-async def _look(rest: str, rpc: str, clock: Clock) -> Look:
+async def _look(rest: str, rpc: str, clock: Clock) -> NodeReport:
     try:
         client = ChainClient(rest, timeout=PATIENCE)
     except ConfigError as error:
-        return Look(rest, problem=str(error))
-    look = Look(client.name)
+        return NodeReport(rest, problem=str(error))
+    look = NodeReport(client.name)
     try:
         if rpc:
             look.rpc, _ = await asyncio.gather(_look_at_rpc(rpc, clock), _ask(look, client, clock))
@@ -74,7 +74,7 @@ async def _look(rest: str, rpc: str, clock: Clock) -> Look:
     return look
 
 
-async def _ask(look: Look, client: ChainClient, clock: Clock) -> None:
+async def _ask(look: NodeReport, client: ChainClient, clock: Clock) -> None:
     try:
         began = clock.monotonic()
         head = await client.latest_block()
@@ -100,12 +100,12 @@ async def _or_none(question: Awaitable[T]) -> T | None:
         return None
 
 
-async def _look_at_rpc(url: str, clock: Clock) -> Look:
+async def _look_at_rpc(url: str, clock: Clock) -> NodeReport:
     try:
         client = RpcClient(url, timeout=PATIENCE)
     except ConfigError as error:
-        return Look(url, problem=str(error))
-    look = Look(client.name)
+        return NodeReport(url, problem=str(error))
+    look = NodeReport(client.name)
     try:
         began = clock.monotonic()
         head, look.syncing = await client.status()
@@ -148,12 +148,12 @@ class Judged:
         same_chain: those that serve our chain, of use or not.
     """
 
-    findings: list[Finding]
-    good: list[Look] = field(default_factory=list)
-    same_chain: list[Look] = field(default_factory=list)
+    findings: list[CheckResult]
+    good: list[NodeReport] = field(default_factory=list)
+    same_chain: list[NodeReport] = field(default_factory=list)
 
 
-def judge_nodes(looks: Sequence[Look], expected: Expected) -> Judged:
+def judge_nodes(looks: Sequence[NodeReport], expected: Expected) -> Judged:
     """A line for each node; one that is of no use is a warning only, as long as another is."""
     chain_id = expected.chain_id or next((look.chain_id for look in looks if look.chain_id), None)
     problems = [_problem(look, chain_id, expected) for look in looks]
@@ -166,7 +166,7 @@ def judge_nodes(looks: Sequence[Look], expected: Expected) -> Judged:
     return Judged([*findings, _together(looks, good, chain_id)], good, same)
 
 
-def _problem(look: Look, chain_id: str | None, expected: Expected) -> tuple[str, str] | None:
+def _problem(look: NodeReport, chain_id: str | None, expected: Expected) -> tuple[str, str] | None:
     """What is wrong with a node, and what to do about it."""
     if look.problem is not None:
         return look.problem, "See whether the node runs, and whether its address in [chain] is right."
@@ -188,7 +188,7 @@ def _problem(look: Look, chain_id: str | None, expected: Expected) -> tuple[str,
     return None
 
 
-def _node(look: Look, problem: tuple[str, str] | None, others: bool, expected: Expected) -> Finding:
+def _node(look: NodeReport, problem: tuple[str, str] | None, others: bool, expected: Expected) -> CheckResult:
     subject = f"node {look.name}"
     facts: dict[str, Any] = {
         "endpoint": look.name,
@@ -201,7 +201,7 @@ def _node(look: Look, problem: tuple[str, str] | None, others: bool, expected: E
     }
     if problem is not None:
         level = Level.WARN if others else Level.FAIL
-        return Finding(subject, level, problem[0], problem[1], facts)
+        return CheckResult(subject, level, problem[0], problem[1], facts)
     age = max(0.0, expected.now - look.block_time)
     text = (
         f"chain {look.chain_id}, height {look.height}, block {age:.0f} s old, answers in {look.seconds * 1000:.0f} ms"
@@ -212,7 +212,7 @@ def _node(look: Look, problem: tuple[str, str] | None, others: bool, expected: E
     return ok(subject, text, **facts)
 
 
-def _rpc(look: Look, problem: tuple[str, str] | None) -> Finding:
+def _rpc(look: NodeReport, problem: tuple[str, str] | None) -> CheckResult:
     subject = f"rpc {look.name}"
     facts = {"endpoint": look.name, "height": look.height or None, "latency_ms": round(look.seconds * 1000, 1)}
     if problem is not None:
@@ -221,7 +221,7 @@ def _rpc(look: Look, problem: tuple[str, str] | None) -> Finding:
     return ok(subject, f"height {look.height}, answers in {look.seconds * 1000:.0f} ms", **facts)
 
 
-def _together(looks: Sequence[Look], good: Sequence[Look], chain_id: str | None) -> Finding:
+def _together(looks: Sequence[NodeReport], good: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
     facts = {"chain_id": chain_id, "endpoints": len(looks), "of_use": len(good)}
     if not good:
         return fail(
@@ -236,7 +236,7 @@ def _together(looks: Sequence[Look], good: Sequence[Look], chain_id: str | None)
     return ok("chain", text, **facts)
 
 
-def judge_clock(looks: Sequence[Look], now: float, *, limit: float) -> Finding:
+def judge_clock(looks: Sequence[NodeReport], now: float, *, limit: float) -> CheckResult:
     """This machine's clock against the newest block's time, by the node that is nearest to our clock.
 
     Args:

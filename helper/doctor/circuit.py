@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from helper.circuits import by_version
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.reveal.circuit_selector import by_version
 
 
-def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) -> Finding:
+def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:
     """The circuit against the nodes' versions.
 
     Args:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from helper.control import PATIENCE, NoAnswerError, NobodyError, ask_control
 from helper.doctor.backlog import Waiting
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.server.control_client import PATIENCE, DaemonNotRunningError, DaemonUnresponsiveError, ask_control
 
 ADVICE: Final = {
-    "store": "Free space on the database's disk, and look into the kernel's log for its errors; it goes on by itself.",
+    "store": "If the database was moved or replaced, move the helper's own file back to its path (the log names it), "
+    "and do not stop the helper before that. Else free space on its disk, and look into the kernel's log for its "
+    "errors. It continues by itself.",
     "chain": "Mend a node, or name another one in [chain] endpoints; see the lines about nodes. It goes on by itself.",
     "clock": "Set this machine's clock and run an NTP service; it goes on by itself.",
     "blocks": "Wait while it reads them. If none has them, name a node that keeps more blocks in [chain] endpoints.",
@@ -55,11 +57,11 @@ def ask_daemon(socket: Path) -> Daemon:
     """Ask it everything at once; never raises."""
     try:
         return Daemon(True, stats=_ask(socket, "/stats"), overview=_ask(socket, "/overview"))
-    except NobodyError:
+    except DaemonNotRunningError:
         return Daemon(False)
     except PermissionError:
         return Daemon(True, problem=f"{socket} may not be used by this user", forbidden=True)
-    except (NoAnswerError, ValueError) as error:
+    except (DaemonUnresponsiveError, ValueError) as error:
         return Daemon(True, problem=str(error))
 
 
@@ -75,7 +77,7 @@ def _ask(socket: Path, target: str) -> dict[str, Any]:
     return told
 
 
-def judge_daemon(daemon: Daemon, socket: Path) -> list[Finding]:
+def judge_daemon(daemon: Daemon, socket: Path) -> list[CheckResult]:
     """Whether it runs and is ready; a line for each of its own checks that fails."""
     if not daemon.running:
         return [
@@ -94,9 +96,29 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[Finding]:
         fail(f"helper: {check['name']}", str(check["problem"]), ADVICE.get(str(check["name"]), "See its log."))
         for check in failed
     ]
+    found += [
+        warn(
+            f"helper: {check['name']}",
+            str(check["note"]),
+            "Ask a node of your own: another end takes effect once two nodes report it, or one for ten blocks where"
+            " one is configured. For a status that is unknown, install a newer version.",
+        )
+        for check in facts.get("checks", ())
+        if check.get("note")
+    ]
     paused = facts.get("paused")
     if paused and paused not in {check["problem"] for check in failed}:
         found.append(fail("helper: dispatch", f"nothing is proven now: {paused}", "See the other lines, and its log."))
+    if facts.get("unread_blocks"):
+        found.append(
+            warn(
+                "helper: history",
+                f"{facts['unread_blocks']} older blocks are still to be read; shares are revealed meanwhile",
+                "Nothing needs to be done. A round is closed once the blocks since its creation are read; a node with"
+                " its RPC in [chain] rpc makes that quicker.",
+                unread_blocks=facts["unread_blocks"],
+            )
+        )
     pid = (facts.get("process") or {}).get("pid")
     told = {"pid": pid, "ready": facts.get("ready"), "height": facts.get("height")}
     if found:
@@ -104,7 +126,7 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[Finding]:
     return [ok("helper", f"it runs (pid {pid}), and is ready at height {facts.get('height')}", **told)]
 
 
-def judge_sender(daemon: Daemon) -> list[Finding]:
+def judge_sender(daemon: Daemon) -> list[CheckResult]:
     """Which of several hosts sends; nothing where there is one, or where it is not known."""
     facts = daemon.facts
     told = {name: facts.get(name) for name in ("role", "sends", "sender")}
@@ -125,7 +147,7 @@ def judge_sender(daemon: Daemon) -> list[Finding]:
     ]
 
 
-def judge_archive(daemon: Daemon) -> list[Finding]:
+def judge_archive(daemon: Daemon) -> list[CheckResult]:
     """How far the archive is that it writes, if it writes one."""
     told = daemon.facts.get("archive")
     if not told:
@@ -139,7 +161,7 @@ def judge_archive(daemon: Daemon) -> list[Finding]:
     return [ok("archive", where, **told)]
 
 
-def judge_failures(counts: Mapping[str, Any], damaged: Sequence[object]) -> list[Finding]:
+def judge_failures(counts: Mapping[str, Any], damaged: Sequence[object]) -> list[CheckResult]:
     """Shares that failed for good, and rows that were set aside.
 
     Args:

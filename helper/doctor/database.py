@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
+from helper.core.share import ShareState
 from helper.doctor.backlog import Waiting
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError, StoreCorrupt, StoreForeign
-from helper.share import ShareState
 from helper.store import ReadOnlyQueue
-from helper.store.checkup import look_through
 from helper.store.rows import DamagedShare, RoundOutlook
+from helper.store.sqlite.file_check import look_through
 
 SECONDS: Final = 4.0
 """How long SQLite's own check may take here."""
@@ -22,7 +22,7 @@ _BUG_SINCE: Final = (3, 7, 0)
 _BUG_MENDED: Final = (3, 51, 3)
 
 
-def judge_sqlite(version: str) -> Finding:
+def judge_sqlite(version: str) -> CheckResult:
     """SQLite's version, and whether it has the bug that can damage a database with a write-ahead log."""
     parts = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
     if _BUG_SINCE <= parts < _BUG_MENDED:
@@ -35,7 +35,7 @@ def judge_sqlite(version: str) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DatabaseReport:
     """What the file tells where no daemon does.
 
     Attributes:
@@ -44,27 +44,27 @@ class Told:
         damaged: the rows that were set aside.
     """
 
-    finding: Finding
+    finding: CheckResult
     outlook: Sequence[RoundOutlook] = ()
     damaged: Sequence[DamagedShare] = ()
 
 
-async def read_file(path: Path, *, now: float) -> Told:
+async def read_file(path: Path, *, now: float) -> DatabaseReport:
     """The rounds and shares in a database; never raises for what is wrong with the file."""
     try:
         size = path.stat().st_size
         if not size:
-            return Told(ok("database", f"{path} is empty: the first start fills it"))
+            return DatabaseReport(ok("database", f"{path} is empty: the first start fills it"))
         queue = ReadOnlyQueue(path)
         outlook, damaged = await queue.outlook(now=now), await queue.damaged()
     except (HelperError, OSError) as error:
-        return Told(_unreadable(path, error))
+        return DatabaseReport(_unreadable(path, error))
     shares = sum(sum(one.counts.values()) for one in outlook)
     text = f"{path}: {shares} shares in {len(outlook)} rounds, {size >> 10} kB"
-    return Told(ok("database", text, bytes=size, shares=shares, rounds=len(outlook)), outlook, damaged)
+    return DatabaseReport(ok("database", text, bytes=size, shares=shares, rounds=len(outlook)), outlook, damaged)
 
 
-def look_at_whole(path: Path, clock: Clock) -> Finding:
+def look_at_whole(path: Path, clock: Clock) -> CheckResult:
     """SQLite's own check of the whole file; blocks for seconds."""
     try:
         whole = look_through(path, clock, seconds=SECONDS)
@@ -76,10 +76,13 @@ def look_at_whole(path: Path, clock: Clock) -> Finding:
     return ok("integrity", "SQLite finds no damage", complete=True)
 
 
-def judge_absent(path: Path, *, running: bool) -> Finding:
+def judge_absent(path: Path, *, running: bool) -> CheckResult:
     """There is no such file."""
     if running:
-        advice = "Stop the helper only after a backup (`db backup`): its shares are in a file that was deleted."
+        advice = (
+            f"Move the file back to {path}: the helper then continues by itself. Do not stop the helper if it was"
+            " deleted: root can still copy it from /proc/PID/fd, as docs/operations.md explains."
+        )
         return fail("database", f"a helper runs, and {path} is gone", advice, path=str(path))
     if not path.parent.is_dir():
         advice = f"Make it (`mkdir -m 700 {path.parent}`), or set [helper] db_path."
@@ -91,7 +94,7 @@ def judge_absent(path: Path, *, running: bool) -> Finding:
     return warn("database", f"there is no {path} yet", advice, path=str(path))
 
 
-def judge_shared(*, running: bool) -> Finding:
+def judge_shared(*, running: bool) -> CheckResult:
     """The queue is in a database that hosts share: the helper of this host has it open, or nobody here."""
     text = "the queue is in a database that hosts share ([store] url)"
     if running:
@@ -120,7 +123,7 @@ def totals_of(outlook: Sequence[RoundOutlook]) -> Mapping[str, int]:
     return {state.name.lower(): sum(one.counts.get(state, 0) for one in outlook) for state in ShareState}
 
 
-def _unreadable(path: Path, error: HelperError | OSError) -> Finding:
+def _unreadable(path: Path, error: HelperError | OSError) -> CheckResult:
     if isinstance(error, PermissionError):
         return warn("database", f"{path} may not be read by this user", "Run the doctor as the helper's user.")
     if isinstance(error, OSError):

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from helper.clock import Clock
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 
 LEAST_FREE: Final = 64 << 20
 """Bytes; below it a round's first burst may fill the disk."""
@@ -58,7 +58,7 @@ def measure(folder: Path, clock: Clock) -> Disk:
     return Disk(free, inodes, median(seconds))
 
 
-def judge_disk(folder: Path, disk: Disk, kind: str) -> list[Finding]:
+def judge_disk(folder: Path, disk: Disk, kind: str) -> list[CheckResult]:
     """A line about room, one about fsync, and one about the file system where it is of the wrong kind.
 
     Args:
@@ -73,7 +73,7 @@ def judge_disk(folder: Path, disk: Disk, kind: str) -> list[Finding]:
     return found
 
 
-def _room(folder: Path, disk: Disk) -> Finding:
+def _room(folder: Path, disk: Disk) -> CheckResult:
     text = f"{disk.free >> 20} MB free in {folder}"
     facts = {"free_bytes": disk.free, "free_inodes": disk.inodes}
     if disk.free < LEAST_FREE or disk.inodes == 0:
@@ -86,7 +86,7 @@ def _room(folder: Path, disk: Disk) -> Finding:
     return ok("disk space", text, **facts)
 
 
-def _sync(folder: Path, disk: Disk) -> Finding:
+def _sync(folder: Path, disk: Disk) -> CheckResult:
     if disk.sync_seconds is None:
         advice = f"Let this user write in {folder}, or run the doctor as the helper's user."
         return fail("fsync", f"nothing can be written in {folder}: {disk.problem}", advice)

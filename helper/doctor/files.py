@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from helper.doctor.finding import Finding, ok, warn
+from helper.doctor.result import CheckResult, ok, warn
 
 PARTS: Final = ("", "-wal", "-shm", ".lock")
 """What stands beside a database, by the end of its name."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
-def look_at_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[Finding]:
+def look_at_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[CheckResult]:
     """A line for each file that others may use, and one line where there is none.
 
     Args:
@@ -32,7 +32,7 @@ def look_at_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[Fi
     return found or [ok("file modes", f"{len(there)} files are for their owner alone", files=len(there))]
 
 
-def _open(path: Path, mode: int) -> Finding:
+def _open(path: Path, mode: int) -> CheckResult:
     text = f"others may use {path} ({oct(mode)[2:]})"
     return warn("file modes", text, f"chmod 600 {path}", path=str(path), mode=oct(mode)[2:])
 

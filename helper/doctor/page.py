@@ -6,14 +6,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 
 SUMS: Final = "SHA256SUMS"
 """What the build writes beside its files: `sha256sum -c` reads it."""
 _SHOWN: Final = 3
 
 
-def look_at_page(folder: Path, *, enabled: bool) -> Finding:
+def look_at_page(folder: Path, *, enabled: bool) -> CheckResult:
     """A line about the page in this folder."""
     if not enabled:
         return ok("page", "it is not served ([ui] enable)")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
 MEMORY: Final = Path("/proc/meminfo")
@@ -14,11 +14,11 @@ PROVER_BYTES: Final = 128 << 20
 """What one prover with both circuits' keys takes: 65 MB measured for one circuit."""
 
 
-def judge_cores(facts: Mapping[str, Any], core_pattern: str | None, *, whose: str) -> Finding:
+def judge_cores(facts: Mapping[str, Any], core_pattern: str | None, *, whose: str) -> CheckResult:
     """Whether witnesses can get into a core file.
 
     Args:
-        facts: `helper.hardening.process_facts`.
+        facts: `helper.runtime.hardening.process_facts`.
         core_pattern: where the kernel puts core files; None where that cannot be read.
         whose: the process that these facts are of.
     """
@@ -38,7 +38,7 @@ def judge_cores(facts: Mapping[str, Any], core_pattern: str | None, *, whose: st
     )
 
 
-def judge_open_files(limits: list[int], needed: int, *, raised: bool) -> Finding:
+def judge_open_files(limits: list[int], needed: int, *, raised: bool) -> CheckResult:
     """Whether enough connections can be open.
 
     Args:
@@ -60,7 +60,7 @@ def judge_open_files(limits: list[int], needed: int, *, raised: bool) -> Finding
     return ok("open files", f"the limit is {'none' if usable < 0 else usable}, {needed} are needed", **told)
 
 
-def judge_memory(available: int | None, slots: int, *, running: bool) -> Finding:
+def judge_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:
     """Whether the provers have room.
 
     Args:

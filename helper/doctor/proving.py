@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from helper.clock import Clock
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
-from helper.prover.pool import DEFAULT_COMMAND
-from helper.prover.process import Spawn, WorkerProcess
+from helper.reveal.prover.pool import DEFAULT_COMMAND
+from helper.reveal.prover.process import Spawn, WorkerProcess
 
 PATIENCE: Final = 12.0
 """Seconds for the keys and one proof: some 3 s of CPU for the slower circuit."""
@@ -55,7 +55,7 @@ async def prove_once(
     return Proved(seconds=float(reply["self_test_seconds"]), start_seconds=clock.monotonic() - began)
 
 
-def judge_proof(proved: Proved, circuit: str, slots: int) -> Finding:
+def judge_proof(proved: Proved, circuit: str, slots: int) -> CheckResult:
     """A line about the proof."""
     facts: dict[str, Any] = {
         "circuit": circuit,
@@ -75,7 +75,7 @@ def judge_proof(proved: Proved, circuit: str, slots: int) -> Finding:
     return ok("prover", f"{text}; {slots} at once", **facts)
 
 
-def judge_measured(facts: Mapping[str, Any]) -> Finding | None:
+def judge_measured(facts: Mapping[str, Any]) -> CheckResult | None:
     """A line about the daemon's own proofs; None where it has made none."""
     proof, slots = facts.get("proof") or {}, (facts.get("provers") or {}).get("workers", 1)
     if not proof.get("count") or proof.get("p50_ms") is None:

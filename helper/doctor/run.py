@@ -15,22 +15,35 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from helper.api.connection import ConnectionLimits
+from helper.app.listeners import BUILT_PAGE
 from helper.clock import Clock
 from helper.config import Config
-from helper.doctor import backlog, chain, circuit, database, disk, doors, files, page, process, proving, tokens
+from helper.doctor import (
+    backlog,
+    chain,
+    circuit,
+    database,
+    disk,
+    files,
+    page,
+    ports,
+    process,
+    proving,
+    publication,
+    tokens,
+)
 from helper.doctor import daemon as daemons
 from helper.doctor.daemon import Daemon
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.settings import Settings, read_settings
-from helper.doors import BUILT_PAGE
-from helper.hardening import harden_process, process_facts
-from helper.server import SPARE_FILES
+from helper.observability.log_config import describe
+from helper.runtime.hardening import harden_process, process_facts
+from helper.server.connection import ConnectionLimits
+from helper.server.http_server import SPARE_FILES
 from helper.store import sqlite_version
-from helper.telemetry.log import describe
 
 T = TypeVar("T")
-Look = Callable[[], Awaitable[list[Finding]]]
+Look = Callable[[], Awaitable[list[CheckResult]]]
 
 LONGEST: Final = 15.0
 """Seconds within which all of it ends."""
@@ -48,12 +61,12 @@ class Report:
     Attributes:
         findings: a line each, in the order in which they are read.
         seconds: how long it took.
-        left_behind: whether something still hangs: the process must not wait for its threads.
+        has_hung_checks: whether something still hangs: the process must not wait for its threads.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
     seconds: float
-    left_behind: bool
+    has_hung_checks: bool
 
 
 async def examine(explicit: Path | None, env: Mapping[str, str], clock: Clock, *, skip_proof: bool = False) -> Report:
@@ -67,7 +80,7 @@ async def examine(explicit: Path | None, env: Mapping[str, str], clock: Clock, *
     """
     doctor = _Doctor(read_settings(explicit, env), clock, skip_proof=skip_proof)
     findings = await doctor.all()
-    return Report(tuple(findings), clock.monotonic() - doctor.began, doctor.left_behind)
+    return Report(tuple(findings), clock.monotonic() - doctor.began, doctor.has_hung_checks)
 
 
 class _Doctor:
@@ -79,13 +92,13 @@ class _Doctor:
         self.clock = clock
         self.skip_proof = skip_proof
         self.began = clock.monotonic()
-        self.left_behind = False
+        self.has_hung_checks = False
         self.daemon = Daemon(running=False)
-        self.told = database.Told(ok("database", ""))
+        self.told = database.DatabaseReport(ok("database", ""))
         self.judged = chain.Judged([])
         self.proved: proving.Proved | None = None
 
-    async def all(self) -> list[Finding]:
+    async def all(self) -> list[CheckResult]:
         """Every line."""
         helper = await self._guarded("helper", self._helper, _DAEMON)
         checks: list[tuple[str, Look, float]] = [
@@ -100,6 +113,7 @@ class _Doctor:
             ("process", self._apart(self._process), _FILES),
             ("address", self._apart(self._addresses), _FILES),
             ("page", self._apart(self._page), _FILES),
+            (publication.SUBJECT, _quickly(lambda: [publication.judge_publication(self.config)]), _FILES),
         ]
         found = await asyncio.gather(*(self._guarded(*check) for check in checks))
         for subject, look in (("circuit", self._circuit), ("backlog", self._backlog)):
@@ -108,14 +122,14 @@ class _Doctor:
 
     # ---------------------------------------------------------------- running them
 
-    async def _guarded(self, subject: str, look: Look, seconds: float) -> list[Finding]:
+    async def _guarded(self, subject: str, look: Look, seconds: float) -> list[CheckResult]:
         """What a check found; that it did not end in time, or failed itself, is a finding too."""
         left = min(seconds, self._left())
         try:
             async with asyncio.timeout(left):
                 return await look()
         except TimeoutError:
-            self.left_behind = True
+            self.has_hung_checks = True
             advice = "Something hangs: look at the disk and at this machine's load."
             return [fail(subject, f"nothing could be found out within {left:.0f} s", advice)]
         except Exception as error:
@@ -141,7 +155,7 @@ class _Doctor:
         threading.Thread(target=run, daemon=True).start()
         return await done
 
-    def _apart(self, look: Callable[[], list[Finding]]) -> Look:
+    def _apart(self, look: Callable[[], list[CheckResult]]) -> Look:
         """A check that blocks, as one that is waited for."""
         return lambda: self._threaded(look)
 
@@ -150,12 +164,12 @@ class _Doctor:
 
     # ---------------------------------------------------------------- the checks
 
-    async def _helper(self) -> list[Finding]:
+    async def _helper(self) -> list[CheckResult]:
         self.daemon = await self._threaded(lambda: daemons.ask_daemon(self.config.socket_path))
         found = daemons.judge_daemon(self.daemon, self.config.socket_path)
         return [*found, *daemons.judge_sender(self.daemon), *daemons.judge_archive(self.daemon)]
 
-    async def _database(self) -> list[Finding]:
+    async def _database(self) -> list[CheckResult]:
         if self.config.store.url:
             return [database.judge_shared(running=self.daemon.running)]
         path, now = self.config.db_path, self.clock.now()
@@ -167,13 +181,13 @@ class _Doctor:
             counts, damaged = self.daemon.stats["total"], list(self.daemon.stats["damaged"])
         return [self.told.finding, *daemons.judge_failures(counts, damaged)]
 
-    async def _integrity(self) -> list[Finding]:
+    async def _integrity(self) -> list[CheckResult]:
         path = self.config.db_path
         if self.config.store.url or self.daemon.running or not path.exists() or not path.stat().st_size:
             return []  # a daemon looks through its file itself, and tells what it finds
         return [await self._threaded(lambda: database.look_at_whole(path, self.clock))]
 
-    def _modes(self) -> list[Finding]:
+    def _modes(self) -> list[CheckResult]:
         config = self.config
         databases = [] if config.store.url else [config.db_path]
         databases += [] if config.admin.disable else [config.admin_db_path]
@@ -190,7 +204,7 @@ class _Doctor:
             secrets.append(self.settings.path)
         return files.look_at_modes(databases, secrets)
 
-    def _disk(self) -> list[Finding]:
+    def _disk(self) -> list[CheckResult]:
         folder = self.config.db_path.resolve().parent
         try:
             measured = disk.measure(folder, self.clock)
@@ -199,10 +213,10 @@ class _Doctor:
             return [fail("disk space", f"{folder} cannot be looked at: {error.strerror}", advice)]
         return disk.judge_disk(folder, measured, disk.file_system(folder, process.read_text(MOUNTS) or ""))
 
-    async def _nodes(self) -> list[Finding]:
+    async def _nodes(self) -> list[CheckResult]:
         if not self.settings.readable:
             return [warn("nodes", "not asked: the settings that name them cannot be read", "Mend the settings first.")]
-        looks = await chain.look_at_all(self.config.chain_nodes, self.clock)
+        looks = await chain.query_nodes(self.config.chain_nodes, self.clock)
         limits, now = self.config.chain, self.clock.now()
         expected = chain.Expected(
             chain_id=limits.chain_id or self.daemon.facts.get("chain_id"),
@@ -214,7 +228,7 @@ class _Doctor:
         clock = chain.judge_clock(self.judged.same_chain, now, limit=limits.clock_skew_seconds)
         return [*self.judged.findings, clock]
 
-    async def _prover(self) -> list[Finding]:
+    async def _prover(self) -> list[CheckResult]:
         measured = proving.judge_measured(self.daemon.facts)
         found = [] if measured is None else [measured]
         if self.skip_proof:
@@ -225,10 +239,10 @@ class _Doctor:
         )
         return [*found, proving.judge_proof(self.proved, name, slots)]
 
-    def _tokens(self) -> list[Finding]:
+    def _tokens(self) -> list[CheckResult]:
         return tokens.judge_tokens(self.config.helper.api_token, self.config.operator.token)
 
-    def _process(self) -> list[Finding]:
+    def _process(self) -> list[CheckResult]:
         told = self.daemon.facts.get("process")
         if told is None:
             harden_process()  # as the service does
@@ -244,16 +258,16 @@ class _Doctor:
             process.judge_memory(available, slots, running=told is not None),
         ]
 
-    def _addresses(self) -> list[Finding]:
+    def _addresses(self) -> list[CheckResult]:
         config = self.config
         if self.daemon.running:
             return []
-        found = [doors.look_at_address("the wallets' API", config.helper.host, config.helper.port, "[helper]")]
+        found = [ports.look_at_address("the wallets' API", config.helper.host, config.helper.port, "[helper]")]
         if config.metrics.enable:
-            found.append(doors.look_at_address("metrics", config.metrics.host, config.metrics.port, "[metrics]"))
+            found.append(ports.look_at_address("metrics", config.metrics.host, config.metrics.port, "[metrics]"))
         return found
 
-    def _page(self) -> list[Finding]:
+    def _page(self) -> list[CheckResult]:
         ui = self.config.ui
         folder = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE
         return [page.look_at_page(folder, enabled=ui.enable)]
@@ -264,17 +278,17 @@ class _Doctor:
         setting = self.config.prover.circuit
         return str(self.daemon.facts.get("circuit") or ("k10" if setting == "auto" else setting))
 
-    def _circuit(self) -> list[Finding]:
+    def _circuit(self) -> list[CheckResult]:
         if not self.judged.good:
             return []
         versions = [look.version for look in self.judged.good]
         return [circuit.judge_circuit(self.config.prover.circuit, self.daemon.facts.get("circuit"), versions)]
 
-    def _backlog(self) -> list[Finding]:
+    def _backlog(self) -> list[CheckResult]:
         told = self.daemon.overview
         waiting = daemons.waiting_of(told) if told else database.waiting_of(self.told.outlook)
         blocks = [look.block_seconds for look in self.judged.good if look.block_seconds]
-        pace = backlog.Pace(self._seconds_per_proof(), self.config.proof_slots)
+        pace = backlog.ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
             pace = replace(pace, block_seconds=max(blocks))
         return backlog.judge_backlog(waiting, pace, self.clock.now())
@@ -291,10 +305,10 @@ class _Doctor:
         return None if at_start is None else float(at_start)
 
 
-def _quickly(look: Callable[[], list[Finding]]) -> Look:
+def _quickly(look: Callable[[], list[CheckResult]]) -> Look:
     """A check that neither waits nor blocks, as one that is waited for."""
 
-    async def now() -> list[Finding]:
+    async def now() -> list[CheckResult]:
         return look()
 
     return now

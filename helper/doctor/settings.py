@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.config import Config, Problem, find_file, load_what_can_be
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 
 SECRETS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn", "store.url"})
 
@@ -29,7 +29,7 @@ class Settings:
     path: Path | None
     readable: bool
     holds_secrets: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
 
 
 def read_settings(explicit: Path | None, env: Mapping[str, str]) -> Settings:
@@ -44,7 +44,7 @@ def read_settings(explicit: Path | None, env: Mapping[str, str]) -> Settings:
     return Settings(loaded.config, path, readable, secret, tuple(_judge(path, problems)))
 
 
-def _judge(path: Path | None, problems: tuple[Problem, ...]) -> list[Finding]:
+def _judge(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
     if problems:
         advice = "Mend it: `svote-helper config validate` shows all. The helper does not start with it."
         return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from helper.doctor.finding import Finding, fail, ok, warn
+from helper.doctor.result import CheckResult, fail, ok, warn
 
 ENOUGH_BITS: Final = 64.0
 """Guesses over the network are slow, and refused ones cost: this is out of reach for ever."""
@@ -22,7 +22,7 @@ def bits(token: str) -> float:
     return len(token) * math.log2(len(set(token))) if token else 0.0
 
 
-def judge_tokens(api_token: str, operator_token: str) -> list[Finding]:
+def judge_tokens(api_token: str, operator_token: str) -> list[CheckResult]:
     """A line for each of the two."""
     if api_token and api_token == operator_token:
         advice = f"Every wallet that has it can watch the queue. {_MAKE_ONE}"
@@ -30,7 +30,7 @@ def judge_tokens(api_token: str, operator_token: str) -> list[Finding]:
     return [_one("api_token", api_token), _one("operator token", operator_token)]
 
 
-def _one(subject: str, token: str) -> Finding:
+def _one(subject: str, token: str) -> CheckResult:
     setting, unset = _NAMES[subject]
     if not token:
         return ok(subject, f"{setting} is not set: {unset}")

@@ -12,7 +12,7 @@ LONGEST: Final = 300.0
 _LARGEST: Final = 4096
 
 
-class Record(BaseModel):
+class LeaseRecord(BaseModel):
     """One version of the object.
 
     Attributes:
@@ -44,7 +44,7 @@ class Record(BaseModel):
         return self.model_dump_json(indent=2).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Record:
+    def from_bytes(cls, content: bytes) -> LeaseRecord:
         """What an object says.
 
         Raises:
@@ -59,7 +59,7 @@ class Record(BaseModel):
             raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None
 
 
-class Watch:
+class LeaseObservation:
     """For how long the same version has been seen, by the one clock of who looks.
 
     No two hosts' clocks are ever compared: who holds the lease writes a new version long before its time is over. So a
@@ -81,7 +81,7 @@ class Watch:
         if tag != self._tag:
             self._tag, self._since = tag, now
 
-    def lapsed(self, record: Record, own_seconds: float, now: float) -> bool:
+    def lapsed(self, record: LeaseRecord, own_seconds: float, now: float) -> bool:
         """Whether the version that was seen last is nobody's any more.
 
         Args:

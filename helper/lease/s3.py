@@ -1,8 +1,8 @@
 """The lease as one object in an object store, each version written on condition that the one before it was still there.
 
 It is created with If-None-Match: * and replaced with If-Match: the version's ETag, so that of two who write one is
-refused. That somebody's time is over is judged by `Watch`, from one's own monotonic clock alone. A write whose answer
-was lost is found out about by reading: are there the very bytes that were sent, it was done.
+refused. That somebody's time is over is judged by `LeaseObservation`, from one's own monotonic clock alone. A write
+whose answer was lost is found out about by reading: are there the very bytes that were sent, it was done.
 
 Who finds no object makes one that is nobody's, and waits as for a holder that died: it may have been deleted while
 somebody held it.
@@ -24,12 +24,11 @@ from typing import Final
 import anyio
 
 from helper.clock import Clock
-from helper.config.sections import S3Section
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
-from helper.lease.record import LONGEST, Record, Watch
+from helper.lease.record import LONGEST, LeaseObservation, LeaseRecord
 from helper.lease.term import Moment, Term
-from helper.objects.base import Bucket, Found, Place
-from helper.objects.s3 import open_bucket
+from helper.object_store.bucket import Bucket, BucketLocation, S3Settings, StoredObject
+from helper.object_store.s3 import open_bucket
 
 SECONDS: Final = 10.0
 MARGIN: Final = 0.2
@@ -66,7 +65,7 @@ class S3Lease:
         self._clock = clock
         self._seconds = seconds
         self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN)
-        self._watch = Watch()
+        self._watch = LeaseObservation()
         self._me = secrets.token_hex(16)
         self._tag = ""  # of the version that is ours; "" while none is
         self._sent: list[bytes] = []  # versions of ours since the last that was answered: any may have been written
@@ -168,7 +167,7 @@ class S3Lease:
         self._sent.clear()
         self._term.begin(asked)
 
-    def _free(self, found: Found, record: Record) -> bool:
+    def _free(self, found: StoredObject, record: LeaseRecord) -> bool:
         """Whether it may be taken from who wrote this, as far as that was seen."""
         # The bytes, and not the number of this process: a copy of a machine with its memory has the number too.
         ours = found.tag == self._tag or found.body in self._sent
@@ -180,7 +179,9 @@ class S3Lease:
         Its number is the time, so that numbers go on where an object was deleted: they are far fewer than seconds.
         """
         fence = max(self._fence, int(self._clock.now()), 1)
-        made = Record(holder=NOBODY, host="", fence=fence, beat=0, seconds=self._seconds, written=self._clock.now())
+        made = LeaseRecord(
+            holder=NOBODY, host="", fence=fence, beat=0, seconds=self._seconds, written=self._clock.now()
+        )
         if tag := await self._write("", made):
             self._watch.looked(tag, self._clock.monotonic())
         self._tag, self._holder = "", ""
@@ -198,7 +199,7 @@ class S3Lease:
         self._term.end()
         self._holder = "" if found is None else record.host
 
-    async def _look(self) -> Found | None:
+    async def _look(self) -> StoredObject | None:
         try:
             found = await self._bucket.get(self._name)
         except BucketError as error:
@@ -207,7 +208,7 @@ class S3Lease:
             self._watch.looked(found.tag, self._clock.monotonic())
         return found
 
-    async def _write(self, tag: str, record: Record) -> str | None:
+    async def _write(self, tag: str, record: LeaseRecord) -> str | None:
         """The next version in the place of the one with this tag ("" for none at all); None when it was refused."""
         try:
             if not tag:
@@ -217,9 +218,9 @@ class S3Lease:
         except BucketError as error:
             raise _unknown(error) from None
 
-    def _record(self, fence: int, *, released: bool = False) -> Record:
+    def _record(self, fence: int, *, released: bool = False) -> LeaseRecord:
         self._beat += 1
-        return Record(
+        return LeaseRecord(
             holder=self._me,
             host=self._host,
             fence=fence,
@@ -229,9 +230,9 @@ class S3Lease:
             written=self._clock.now(),
         )
 
-    def _read(self, found: Found) -> Record:
+    def _read(self, found: StoredObject) -> LeaseRecord:
         try:
-            return Record.from_bytes(found.body)
+            return LeaseRecord.from_bytes(found.body)
         except ValueError as error:
             raise LeaseError(
                 f"the object {self._name} is no lease ({error})",
@@ -258,8 +259,8 @@ class S3Lease:
 
 
 def s3_lease(
-    settings: S3Section,
-    place: Place,
+    settings: S3Settings,
+    place: BucketLocation,
     *,
     host: str,
     clock: Clock,
@@ -283,7 +284,7 @@ def s3_lease(
     if not name:
         raise ConfigError(f"{place} names no object: the lease needs one, like {place}/sender.json")
     longest = min(settings.timeout_seconds, seconds / 4)
-    bucket = open_bucket(settings, Place(place.bucket, folder), clock=clock, env=env, seconds=longest)
+    bucket = open_bucket(settings, BucketLocation(place.bucket, folder), clock=clock, env=env, seconds=longest)
     return S3Lease(bucket, name, host=host, clock=clock, seconds=seconds)
 
 

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from helper.store.reading import ReadOnlyQueue
-    from helper.store.sqlite import SqliteStore
+    from helper.store.reader import ReadOnlyQueue
+    from helper.store.sqlite.store import SqliteStore
 
 __all__ = ["ReadOnlyQueue", "SqliteStore", "sqlite_version"]
 
@@ -19,11 +19,11 @@ def sqlite_version() -> str:
 def __getattr__(name: str) -> Any:
     """The stores, loaded when they are asked for: a command that only needs the row types must not wait for them."""
     if name == "ReadOnlyQueue":
-        from helper.store.reading import ReadOnlyQueue  # noqa: PLC0415
+        from helper.store.reader import ReadOnlyQueue  # noqa: PLC0415
 
         return ReadOnlyQueue
     if name == "SqliteStore":
-        from helper.store.sqlite import SqliteStore  # noqa: PLC0415
+        from helper.store.sqlite.store import SqliteStore  # noqa: PLC0415
 
         return SqliteStore
     raise AttributeError(name)

@@ -7,6 +7,7 @@ whose identities are kept elsewhere. Nothing is ever written in the plain but th
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,20 @@ from typing import Final
 import pyrage
 
 from helper.errors import BackupError, BackupKeyError
-from helper.store.filelock import FileLock
+from helper.runtime.privileges import acting_as_owner
+from helper.store.sqlite.file_lock import FileLock
 
 MIN_PASSPHRASE: Final = 12
 """Characters of a passphrase that a backup is made with."""
 _AGE: Final = b"age-encryption.org/v1\n"
 _WITH_PASSPHRASE: Final = _AGE + b"-> scrypt "
+_SCRYPT_STANZA: Final = re.compile(re.escape(_WITH_PASSPHRASE) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
+MAX_WORK_FACTOR: Final = 21
+"""Largest accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
+
+age uses r = 8, so decryption allocates 2^(factor + 10) bytes: 2 GiB for 21. Encryption picks the factor that costs
+about one second on the machine it runs on, which is 18 to 20 on current hardware.
+"""
 _SIDE_FILES: Final = ("-wal", "-shm")
 
 
@@ -34,6 +43,7 @@ def seal(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) 
         if len(passphrase) < MIN_PASSPHRASE:
             raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE} characters")
         sealed: bytes = pyrage.passphrase.encrypt(image, passphrase)
+        _check_work_factor(sealed)  # a file that this version could not open again is not a backup
         return sealed
     try:
         keys = [pyrage.x25519.Recipient.from_str(recipient) for recipient in recipients]
@@ -47,12 +57,14 @@ def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = (
     """Decrypt a backup with its passphrase, or with one of the identities (`AGE-SECRET-KEY-1…`).
 
     Raises:
-        BackupError: it is no backup, or an identity is none.
+        BackupError: the file is not a backup, its scrypt work factor is above `MAX_WORK_FACTOR`, or an identity
+            cannot be parsed.
         BackupKeyError: these do not open it, or it was changed.
     """
     refuse_other(sealed, "this file")
     try:
         if needs_passphrase(sealed):
+            _check_work_factor(sealed)
             image: bytes = pyrage.passphrase.decrypt(sealed, passphrase)
         else:
             image = pyrage.decrypt(sealed, [pyrage.x25519.Identity.from_str(one) for one in identities])
@@ -68,6 +80,24 @@ def needs_passphrase(sealed: bytes) -> bool:
     return sealed.startswith(_WITH_PASSPHRASE)
 
 
+def _check_work_factor(sealed: bytes) -> None:
+    """Check the scrypt work factor in the header, before decryption spends memory and time on it.
+
+    Raises:
+        BackupError: the factor is above `MAX_WORK_FACTOR` or cannot be parsed.
+    """
+    stanza = _SCRYPT_STANZA.match(sealed)
+    if stanza is None:
+        raise BackupError("the file has an invalid age header: no valid scrypt work factor")
+    factor = int(stanza[1])
+    if factor > MAX_WORK_FACTOR:
+        raise BackupError(
+            f"the file's scrypt work factor is {factor}, the maximum is {MAX_WORK_FACTOR}: decrypting it would take "
+            f"2^{factor + 10} bytes of memory",
+            advice="If you trust the file, decrypt it with age and encrypt it again with a lower work factor.",
+        )
+
+
 def refuse_other(head: bytes, name: str) -> None:
     """Raise BackupError when the first bytes of a file are not a backup's."""
     if not head.startswith(_AGE):
@@ -77,25 +107,31 @@ def refuse_other(head: bytes, name: str) -> None:
 def write_backup(path: Path, sealed: bytes) -> None:
     """Write a sealed backup, 0600 and fsync'd, in one step; an older backup of this name is replaced.
 
+    Root writes it with the rights of the directory's owner, whose the file then is.
+
     Raises:
         BackupError: there is something else of this name, or it could not be written.
     """
     try:
-        if path.exists():
-            with path.open("rb") as file:
-                refuse_other(file.read(len(_AGE)), str(path))
-        written = _write_beside(path, sealed)
-        try:
-            _put(written, path)
-        finally:
-            written.unlink(missing_ok=True)
+        with acting_as_owner(path):
+            if path.exists():
+                with path.open("rb") as file:
+                    refuse_other(file.read(len(_AGE)), str(path))
+            real = Path(os.path.realpath(path))  # the directory in which this may write
+            written = _write_beside(real, sealed)
+            try:
+                _put(written, real)
+            finally:
+                written.unlink(missing_ok=True)
     except OSError as error:
-        raise BackupError(f"{path} can not be written: {error.strerror}") from error
+        raise BackupError(f"{path} can not be written: {error.strerror or error}") from error
 
 
 @contextmanager
 def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
-    """Write a sealed file of a new name, 0600 and fsync'd: what is done inside is done once it is on disk, unnamed.
+    """Write a sealed file of a new name, 0600 and fsync'd; the body runs once it is on disk, before it has its name.
+
+    Root writes it with the rights of the directory's owner, whose the file then is.
 
     Args:
         path: its name; nothing may have it yet.
@@ -110,21 +146,24 @@ def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
     if path.exists():
         raise BackupError(f"there is something of this name already: {path}", advice="Give another name.")
     try:
-        written = _write_beside(path, sealed)
+        with acting_as_owner(path):
+            real = Path(os.path.realpath(path))  # the directory in which this may write
+            written = _write_beside(real, sealed)
     except OSError as error:
-        raise BackupError(f"{path} can not be written: {error.strerror}") from error
+        raise BackupError(f"{path} can not be written: {error.strerror or error}") from error
     yield written
     try:
-        _put(written, path)
+        with acting_as_owner(path):
+            _put(written, real)
     except OSError as error:
-        raise BackupError(f"{path} can not be written: {error.strerror}; it is kept as {written}") from error
+        raise BackupError(f"{path} can not be written: {error.strerror or error}; it is kept as {written}") from error
 
 
 def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
     """Put an image, decrypted and checked, in the database's place; no daemon may run on it.
 
     While files change places the lock's file says so, and no daemon starts if that is interrupted. The next start
-    looks the whole file through.
+    looks the whole file through. Root does it with the rights of the directory's owner, whose the files then are.
 
     Args:
         image: the bytes of a database file.
@@ -138,16 +177,17 @@ def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
         StoreLocked: a daemon has the database open.
         BackupError: there is a database already, or it could not be written.
     """
-    lock = FileLock(database)
     try:
-        lock.take(to_restore=True)
-        try:
-            return _restore_locked(image, database, lock, set_aside=set_aside)
-        finally:
-            lock.release(clean=False)
+        with acting_as_owner(database):
+            lock = FileLock(database)
+            lock.take(to_restore=True)
+            try:
+                return _restore_locked(image, Path(os.path.realpath(database)), lock, set_aside=set_aside)
+            finally:
+                lock.release(clean=False)
     except OSError as error:
         raise BackupError(
-            f"{database} can not be written: {error.strerror}",
+            f"{database} can not be written: {error.strerror or error}",
             advice="Mend what is named and run the command again, with --force.",
         ) from error
 
@@ -170,7 +210,6 @@ def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: 
     finally:
         written.unlink(missing_ok=True)
     lock.say_open()
-    _give_to_owner_of_folder(Path(f"{database}.lock"))
     return aside
 
 
@@ -187,15 +226,14 @@ def _set_aside(database: Path) -> Path:
 
 
 def _write_beside(path: Path, data: bytes) -> Path:
-    """Write a file next to its later place, the owner's alone from its first moment, and fsync it."""
+    """Write a file next to its later place, with mode 0600, and fsync it."""
     written = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(fd)
-        _give_to_owner_of_folder(written)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
@@ -210,10 +248,3 @@ def _put(written: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _give_to_owner_of_folder(path: Path) -> None:
-    """Where root writes into the service user's directory, the service must be able to open it."""
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from helper.share import Share, ShareKey, ShareState
-from helper.store.act_rows import FailedBefore
+from helper.core.share import Share, ShareKey, ShareState
+from helper.store.action_rows import FailedBefore
+from helper.store.block_ranges import BlockRange
 from helper.store.rows import (
     DamagedShare,
     DueAhead,
@@ -189,7 +190,7 @@ class WorkStore(Protocol):
 
     async def follow_ups(self, *, height: int, limit: int) -> list[int]:
         """Shares in BROADCAST with something to do about their message after the block at `height`, by
-        `helper.resend.next_step`: at most `limit` ids, those first for which it has been so the longest,
+        `helper.reveal.resend_policy.next_step`: at most `limit` ids, those first for which it has been so the longest,
         and among equals those first that were claimed first: nothing goes out in the order in which it came in.
 
         What it costs depends on what it finds, not on how many shares are in BROADCAST.
@@ -247,7 +248,26 @@ class ChainStore(Protocol):
         ...
 
     async def cursor(self) -> int | None:
-        """Height of the last block taken in."""
+        """The height that was reached: every block up to it was applied, or is in `unread_blocks`."""
+        ...
+
+    async def skip_to(self, height: int, *, first: int) -> None:
+        """Move the cursor to `height` without reading; the blocks passed over are recorded as unread.
+
+        Nothing changes if the cursor is at `height` or beyond. In a database without a cursor, the blocks from `first`
+        on are recorded.
+        """
+        ...
+
+    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
+
+        Idempotent; the cursor does not move. Returns the ids of the shares confirmed by this call.
+        """
+        ...
+
+    async def unread_blocks(self) -> list[BlockRange]:
+        """The ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
         ...
 
     async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:

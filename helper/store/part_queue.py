@@ -8,12 +8,13 @@ from typing import Final
 
 import structlog
 
+from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.share import ShareState
-from helper.store import messages, reading, work
+from helper.store import reader
 from helper.store.engine import StorePart
-from helper.store.listing import list_shares
+from helper.store.operations import messages, shares
 from helper.store.rows import DamagedShare, DueAhead, FailureGroup, QueueEntry, QueueFilter, QueueStory
+from helper.store.share_listing import list_shares
 
 log = structlog.get_logger("helper.store")
 
@@ -37,7 +38,9 @@ class QueuePart(StorePart):
     async def recover(self) -> int:
         """On start: every WITNESSED share back to RECEIVED at its own time."""
         total = 0
-        while some := await self._writer.run(partial(work.recover_some, at_ms=self._now_ms(), limit=RECOVERED_AT_ONCE)):
+        while some := await self._writer.run(
+            partial(shares.recover_some, at_ms=self._now_ms(), limit=RECOVERED_AT_ONCE)
+        ):
             total += some
         return total
 
@@ -56,7 +59,7 @@ class QueuePart(StorePart):
 
     async def counts(self) -> dict[bytes, dict[ShareState, int]]:
         """Shares by round and state; SUBMITTED counts tombstones."""
-        return await reading.counts(self._operators.fetch)
+        return await reader.counts(self._operators.fetch)
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """The first `limit` live shares that match, by time due."""
@@ -64,16 +67,16 @@ class QueuePart(StorePart):
 
     async def show(self, share_ref: str) -> QueueStory | None:
         """The whole story of one live share, None when none or more than one has this name."""
-        return await reading.show(self._operators.fetch, share_ref)
+        return await reader.show(self._operators.fetch, share_ref)
 
     async def damaged(self) -> list[DamagedShare]:
         """The rows that were set aside."""
-        return await reading.damaged(self._operators.fetch)
+        return await reader.damaged(self._operators.fetch)
 
     async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
         """When the waiting shares of each round are due."""
-        return await reading.due_ahead(self._operators.fetch, int(now * 1000))
+        return await reader.due_ahead(self._operators.fetch, int(now * 1000))
 
     async def failures(self, *, limit: int) -> list[FailureGroup]:
         """What failed for good, by stage and reason."""
-        return await reading.failures(self._operators.fetch, limit)
+        return await reader.failures(self._operators.fetch, limit)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
+from helper.core.share import Share, ShareKey
 from helper.errors import StoreCorrupt
-from helper.share import Share, ShareKey
-from helper.store import messages, work
 from helper.store.engine import StorePart
-from helper.store.listing import Row
+from helper.store.operations import messages, shares
 from helper.store.rows import Enqueued, PreparedReveal, QueuedShare, SentReveal
-from helper.store.tx import read_round_key
+from helper.store.share_listing import Row
+from helper.store.transaction import read_round_key
 
 
 class WorkPart(StorePart):
@@ -19,7 +19,7 @@ class WorkPart(StorePart):
 
     async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
         """Keep a share; DUPLICATE when its key is known or its nullifier spent."""
-        return await self._writer.run(work.Arrival(share, nullifier, now))
+        return await self._writer.run(shares.EnqueueOperation(share, nullifier, now))
 
     async def is_known(self, key: ShareKey) -> bool:
         """Whether a share with this key was ever taken."""
@@ -29,7 +29,7 @@ class WorkPart(StorePart):
         round_key = read_round_key(found[0], self._writer.keys)
         mac = round_key.mac(key)
         return bool(
-            await self._reader.fetch("is_live", (mac,)) or await self._reader.fetch("is_buried", (round_key.no, mac))
+            await self._reader.fetch("live_id", (mac,)) or await self._reader.fetch("is_buried", (round_key.no, mac))
         )
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
@@ -39,7 +39,7 @@ class WorkPart(StorePart):
 
     async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
         """Take up due shares, in order of time and rank; damaged ones are set aside."""
-        return await self._writer.run(partial(work.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
+        return await self._writer.run(partial(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """The earliest due time among the waiting shares of these rounds."""
@@ -48,28 +48,28 @@ class WorkPart(StorePart):
 
     async def put_back(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
         """WITNESSED or BROADCAST -> RECEIVED without an attempt."""
-        return await self._writer.run(work.back(share_id, self._now_ms(), due_ms, stage, note))
+        return await self._writer.run(shares.back(share_id, self._now_ms(), due_ms, stage, note))
 
     async def release(self, share_id: int) -> bool:
         """WITNESSED -> RECEIVED at its own time; a share that stands elsewhere stays there."""
-        return await self._writer.run(partial(work.release, share_id=share_id, at_ms=self._now_ms()))
+        return await self._writer.run(partial(shares.release, share_id=share_id, at_ms=self._now_ms()))
 
     async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
         """A prover worker died over it; the crashes so far."""
-        return await self._writer.run(work.crash(share_id, self._now_ms(), due_ms, note))
+        return await self._writer.run(shares.crash(share_id, self._now_ms(), due_ms, note))
 
     async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
         """-> RECEIVED with an attempt spent; the attempts so far."""
-        return await self._writer.run(work.again(share_id, self._now_ms(), due_ms, stage, note))
+        return await self._writer.run(shares.again(share_id, self._now_ms(), due_ms, stage, note))
 
     async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
         """Give a share up; its witness stays until the purge."""
-        op = work.give_up(share_id, self._now_ms(), stage, note, spend_attempt=spend_attempt)
+        op = shares.give_up(share_id, self._now_ms(), stage, note, spend_attempt=spend_attempt)
         return await self._writer.run(op)
 
     async def requeue(self, share_id: int, *, due_ms: int | None = None, note: str) -> bool:
         """An operator's retry: FAILED -> RECEIVED with all attempts back."""
-        return await self._writer.run(work.revive(share_id, self._now_ms(), due_ms, note))
+        return await self._writer.run(shares.revive(share_id, self._now_ms(), due_ms, note))
 
     async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
         """WITNESSED -> BROADCAST with its message, on disk before it is sent."""

@@ -64,8 +64,8 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
 -- name: is_buried
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
 
--- name: is_live
-SELECT 1 FROM shares WHERE mac = ?;
+-- name: live_id
+SELECT id FROM shares WHERE mac = ?;
 
 -- name: is_spent
 SELECT 1 FROM spent WHERE round_no = ? AND nullifier = ?;

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import orjson
 
-from helper.share import Share, ShareState
+from helper.core.share import Share, ShareState
+from helper.core.text import clean_text
 from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
@@ -21,7 +22,8 @@ MAX_NOTE = 400
 
 
 def short(text: str, limit: int = MAX_NOTE) -> str:
-    """A note or a name, cut to what its column holds."""
+    """A note or a name without control characters, cut to the length of its column."""
+    text = clean_text(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from helper.share import Share, ShareState
+from helper.core.share import Share, ShareState
 
 REF_CHARS = 12
 """Hex characters of a share's mac that operators see as its name."""

@@ -107,7 +107,7 @@ CREATE TABLE reveals (
 ) STRICT;
 
 -- From which height of the chain on there is something to do about a message that may have been sent, so that a block costs
--- what it has to do, and not what waits. It repeats `next_step` in helper/resend.py; a test holds the two together.
+-- what it has to do, and not what waits. It repeats `next_step` in helper/reveal/resend_policy.py; a test holds the two together.
 CREATE INDEX reveals_follow_up ON reveals (
   CASE
     WHEN sends = 0 THEN 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from helper.store.act_base import ActStore
+from helper.store.action_store import ActStore
 from helper.store.base import Outlook, Store
-from helper.store.thread import WriterStats
+from helper.store.writer_thread import WriterStats
 
 
 class WholeStore(Store, ActStore, Outlook, Protocol):

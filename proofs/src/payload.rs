@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::fields::{base, base_array, point, Encoded};
 use crate::hashes::{Share, Vote, SHARES};
 
-/// The bounds of what wallets send; see `helper.wire`.
+/// The bounds of what wallets send; see `helper.ingest.payload`.
 const MAX_PROPOSAL: u64 = 50;
 const MAX_DECISION: u64 = 7;
 const MAX_POSITION: u64 = (1 << 24) - 1;

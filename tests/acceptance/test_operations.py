@@ -21,13 +21,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.page import PATIENCE, Block, Command, Shell, Typed, blocks_of
+from tests.acceptance.document_commands import PATIENCE, Block, Command, Shell, Typed, blocks_of
 from tests.support.process import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operations.md"
 BIN = Path(sys.executable).parent
-STAND_IN = Path(__file__).with_name("stand_in_manager.py")
+STAND_IN = Path(__file__).with_name("fake_systemctl.py")
 FAULTS = 10
 DISK_FULL = "8"
 """The one that takes a disk of its own: without the right to mount one it is left out."""
@@ -79,13 +79,10 @@ class Site:
 
 
 def build(folder: Path) -> Path:
-    """`make wheel`, with what this environment has: the recipe's own lines, into another folder."""
-    dist = folder / "dist"
-    recipe = (ROOT / "Makefile").read_text().split("\nwheel:")[1].split("\n\n")[0].splitlines()[1:]
-    env = {**os.environ, "VIRTUAL_ENV": str(BIN.parent), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    for line in recipe:
-        words = line.strip().replace("$(BIN)", str(BIN)).replace("dist", str(dist)).split()
-        subprocess.run(words, cwd=ROOT, env=env, check=True, capture_output=True)
+    """`make wheel` with this environment, into another folder."""
+    dist, venv = folder / "dist", BIN.parent
+    command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return dist
 
 

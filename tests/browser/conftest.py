@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser
 
-from tests.browser.stage import Stage, on_stage
-from tests.browser.visitor import WIDE, Visitor, browsing
+from tests.browser.browser_tab import WIDE, Visitor, browsing
+from tests.browser.environment import Stage, on_stage
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
-from tests.browser.stage import Stage
-from tests.browser.visitor import Visitor, new_key
+from tests.browser.browser_tab import Visitor, new_key
+from tests.browser.environment import Stage
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Page
 
-from tests.browser.scenes import SCENES
-from tests.browser.stage import TOKEN, Stage
-from tests.browser.visitor import Visitor
+from tests.browser.browser_tab import Visitor
+from tests.browser.environment import TOKEN, Stage
+from tests.browser.view_states import SCENES
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Locator, expect
 
-from tests.browser.stage import PROPOSALS, TOKEN, WAITING, Stage, in_seconds
-from tests.browser.visitor import Visitor
+from tests.browser.browser_tab import Visitor
+from tests.browser.environment import PROPOSALS, TOKEN, WAITING, Stage, in_seconds
 from tests.support.secrets import secrets_of, told_in
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.campaign.base import Findings, Setting
+from tests.campaign.campaign import Findings, Setting
 from tests.campaign.registry import NAMES, STORES, campaign, names
 from tests.campaign.stores import cluster_of
 

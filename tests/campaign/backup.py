@@ -10,8 +10,8 @@ sent again: it reads the blocks first. The restored file passes every check, rig
 none of the votes' secrets in the plain, nor does anything that making it left behind. Shares that were acknowledged
 between the backup and the end of the old database are not promised: their wallets have them from other helpers.
 
-The planted bug that it caught: `Vitals.gate` in helper/vitals.py does not wait for the listener's arrival. It printed
-"of them sent again: 6 (= 0)".
+The planted bug that it caught: `ServiceHealth.gate` in helper/app/health.py does not wait for the listener's arrival.
+It printed "of them sent again: 6 (= 0)".
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pathlib import Path
 import httpx
 
 from devnet.ballot import Ballot
-from helper.telemetry.stats import percentile
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
-from tests.campaign.witness import Ledger
+from helper.observability.stats import percentile
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.promise_check import Ledger
+from tests.campaign.wallet_clients import Crowd
 from tests.support.command import command
 from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping
@@ -100,7 +100,7 @@ async def _cycle(
         checked = await command("db", "check", "--config", str(helper.config), "--json")
         findings.exactly("exit status of db check on the restored file", checked.code, 0)
         now = time.time()
-        for nullifier in await witness.counted(chain, crowd.ledger.rounds):
+        for nullifier in await promise_check.counted(chain, crowd.ledger.rounds):
             losses.counted.setdefault(nullifier, now)
         await helper.start()
         await helper.ready()
@@ -164,11 +164,11 @@ async def _judge(
         if not any(began <= at <= ended for began, ended in losses.unpromised)
     }
     findings.figure("acknowledged between a backup and the end", len(ledger.acknowledged) - len(promised.acknowledged))
-    await witness.drained(chain, promised, setting.scale(180, 60))
-    await witness.judge(findings, chain, promised)
+    await promise_check.drained(chain, promised, setting.scale(180, 60))
+    await promise_check.judge(findings, chain, promised)
     again = [
         entry
-        for entry in await witness.broadcasts(chain, ledger)
+        for entry in await promise_check.broadcasts(chain, ledger)
         if entry["time"] > losses.counted.get(entry["nullifier"], float("inf"))
     ]
     findings.at_least("shares counted before a restored helper started", len(losses.counted), 1)

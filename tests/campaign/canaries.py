@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devnet.ballot import Ballot
-from helper.share import ShareKey
+from helper.core.share import ShareKey
 
 Votes = Sequence[tuple[Ballot, int]]
 """Votes, each with the position of its commitment."""

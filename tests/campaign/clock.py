@@ -26,9 +26,9 @@ from pathlib import Path
 import httpx
 
 from devnet.ballot import Ballot
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping, soon
 
@@ -111,13 +111,13 @@ async def _play(scene: Scene) -> None:
     before = _memory(helper)
     for number, (name, seconds) in enumerate(JUMPS.items()):
         await _jump(scene, name, seconds, near[each * number : each * (number + 1)])
-    await witness.judge(findings, chain, scene.crowd.ledger, tolerance=TOLERANCE)
-    spent = await witness.counted(chain, [round_id])
+    await promise_check.judge(findings, chain, scene.crowd.ledger, tolerance=TOLERANCE)
+    spent = await promise_check.counted(chain, [round_id])
     sent = {entry["nullifier"] for entry in await chain.reveals()}
     findings.exactly("shares revealed an hour early", len(scene.far.ledger.posted.keys() & (sent | spent.keys())), 0)
     waiting = helper.rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
     findings.exactly("shares that still wait", waiting, len(scene.far.ledger.acknowledged))
-    await witness.unharmed(findings, helper, closed=1)
+    await promise_check.unharmed(findings, helper, closed=1)
     kept = helper.rows("SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed)
     findings.exactly("shares of the closed round that are still known", kept[0][0], 16)
     findings.at_most("bytes of memory more than before", _memory(helper) - before, MEMORY)
@@ -154,7 +154,7 @@ async def _jump(scene: Scene, name: str, seconds: int, votes: list[tuple[Ballot,
     scene.wrong.set(0)
     fixed = time.time()
     await posting
-    drained = await witness.drained(scene.chain, scene.crowd.ledger, 60 + length)
+    drained = await promise_check.drained(scene.chain, scene.crowd.ledger, 60 + length)
     # Shares may still have had to become due: it is they, then, that were waited for.
     due = max(share.submit_at for share in scene.crowd.ledger.posted.values())
     findings.at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)

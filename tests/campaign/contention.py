@@ -14,8 +14,8 @@ log; only the second daemon is, at once, with exit status 1. No answer is a 5xx,
 whole; and what every campaign promises.
 
 The planted bug that it caught: the backup made sure first that nobody writes (`BEGIN IMMEDIATE` over a connection that
-may write, in helper/store/snapshot.py). It printed ""locked" anywhere: 1 (= 0)" and "commands that failed: db backup: 1
-the database could not be used: database is locked".
+may write, in helper/store/sqlite/snapshot.py). It printed ""locked" anywhere: 1 (= 0)" and "commands that failed: db
+backup: 1 the database could not be used: database is locked".
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from helper.telemetry.stats import percentile
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
-from tests.campaign.lives import HELD
+from helper.observability.stats import percentile
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.process_lifecycle import HELD
+from tests.campaign.wallet_clients import Crowd
 from tests.support.command import Ran, command
 from tests.support.harness import STAND_IN, Helper, running
 from tests.support.postgres import Cluster
@@ -86,10 +86,10 @@ async def run(setting: Setting) -> Findings:
             group.create_task(
                 crowd.post(votes, lambda: int(begin + dice.uniform(0, 1.2 * seconds)), posters=POSTERS, pause=pause)
             )
-        await witness.drained(chain, crowd.ledger, setting.scale(180, 60))
+        await promise_check.drained(chain, crowd.ledger, setting.scale(180, 60))
         _judge(findings, helper, seen, crowd, REFUSED["sqlite" if setting.cluster is None else "postgres"])
-        await witness.judge(findings, chain, crowd.ledger)
-        await witness.unharmed(findings, helper)
+        await promise_check.judge(findings, chain, crowd.ledger)
+        await promise_check.unharmed(findings, helper)
     return findings
 
 

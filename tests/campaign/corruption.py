@@ -15,8 +15,8 @@ start, and does not keep the helper from starting, keeps it from nothing else: b
 chain's, and no share is taken twice. A share that can not be read hides no other from the operators' list. Every life
 comes to its end.
 
-The planted bug that it caught: `load` in helper/store/moves.py took a row for sound without looking at its check. The
-short form printed "shares or messages handed out that are not as written: 2 (= 0)".
+The planted bug that it caught: `load` in helper/store/operations/transitions.py took a row for sound without looking
+at its check. The short form printed "shares or messages handed out that are not as written: 2 (= 0)".
 """
 
 from __future__ import annotations
@@ -31,20 +31,29 @@ from pathlib import Path
 import structlog
 
 from helper.store.base import SentReveal
-from tests.campaign import damage
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.damage import Life, live, row_of, share
+from tests.campaign import corrupted_database
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.corrupted_database import Life, live, row_of, share
 
 LONGEST = 120
 """Seconds of a life: it is over in one or two."""
 PAGE = 4096
 HEAD = 64
 """Bytes at the beginning of a page that every second bit is flipped in."""
-WORKED_ON = {row_of(one) for part in (damage.WAITING, damage.HELD, damage.TAKEN_UP, damage.FAILED) for one in part}
+WORKED_ON = {
+    row_of(one)
+    for part in (
+        corrupted_database.WAITING,
+        corrupted_database.HELD,
+        corrupted_database.TAKEN_UP,
+        corrupted_database.FAILED,
+    )
+    for one in part
+}
 """The rows that a whole life hands out for a proof."""
-LIVE = WORKED_ON | {row_of(number) for number in damage.SENT}
+LIVE = WORKED_ON | {row_of(number) for number in corrupted_database.SENT}
 """The rows whose shares wait for something; a confirmed share's row is taken by a new share."""
-SHARES = {share(number).share for number in (*damage.ALL, *damage.NEW)}
+SHARES = {share(number).share for number in (*corrupted_database.ALL, *corrupted_database.NEW)}
 
 
 async def run(setting: Setting) -> Findings:
@@ -53,7 +62,7 @@ async def run(setting: Setting) -> Findings:
     base = setting.folder / "base.db"
     kinds: Counter[str] = Counter()
     with structlog.testing.capture_logs():
-        await damage.make(base)
+        await corrupted_database.make(base)
         data = base.read_bytes()
         whole = await live(Path(shutil.copy(base, setting.folder / "whole.db")))
         assert whole.claimed.keys() >= WORKED_ON, "the life is not a whole one"

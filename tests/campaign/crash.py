@@ -25,8 +25,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.lives import WORKERS, Lives, lives
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.process_lifecycle import WORKERS, Lives, lives
 from tests.support.harness import REAL, STAND_IN
 
 EARLY = 0.2

@@ -12,10 +12,11 @@ well is answered 200. Ten seconds after the end of the trouble, at most, both ar
 
 Without root (to mount) or strace the goal "can be tried here" is broken.
 
-The planted bug that it caught: `Writer._commit` in helper/store/writer.py returns after an error of the disk as if all
-were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync failed: 4
-(= 0)". No plant but the state of the product at first: its probe of the disk was an update that changes nothing, which
-SQLite does not write, so that the status wavered: "EIO: other answers of status after the first 503: 2 (= 0)".
+The planted bug that it caught: `Writer._commit` in helper/store/sqlite/writer.py returns after an error of the disk
+as if all were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
+failed: 4 (= 0)". No plant but the state of the product at first: its probe of the disk was an update that changes
+nothing, which SQLite does not write, so that the status wavered: "EIO: other answers of status after the first 503: 2
+(= 0)".
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ import httpx
 
 from devnet import ballot
 from devnet.ballot import Ballot
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import SHARES, Crowd
-from tests.campaign.witness import Ledger
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.promise_check import Ledger
+from tests.campaign.wallet_clients import SHARES, Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping
 from tests.support.process import free_port
@@ -163,9 +164,9 @@ async def _hurt(setting: Setting, findings: Findings, http: httpx.AsyncClient, c
     strange = {one.code for one in asker.answers} - {200, 503, 0}
     findings.exactly("answers other than 200 and 503", ", ".join(map(str, sorted(strange))) or "none", "none")
     findings.exactly("refused for good", len(crowd.refused), 0)
-    await witness.drained(chain, crowd.ledger, setting.scale(180, 60))
-    await witness.judge(findings, chain, crowd.ledger)
-    await witness.unharmed(findings, helper)
+    await promise_check.drained(chain, crowd.ledger, setting.scale(180, 60))
+    await promise_check.judge(findings, chain, crowd.ledger)
+    await promise_check.unharmed(findings, helper)
 
 
 async def _trouble(

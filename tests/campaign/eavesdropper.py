@@ -10,10 +10,10 @@ tells that a share came; each reveal is made against the newest root that its ma
 anchor tells when a share came; and the order in which shares of one second reach the chain, or count on it, has
 nothing to do with that in which wallets posted them.
 
-Planted bugs that it caught. `TreeKeeper.wait_next_sync`, in which shares beyond the known tree are held, began with a
-sync of its own (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than without, of
-any kind: 0.9375 (≤ 0.5)". `Kept.vouch` made the root before the newest the anchor: "seconds that a newer root than a
-reveal's was known: 1.9823 (≤ 1)".
+Planted bugs that it caught. `CommitmentTreeSync.wait_next_sync`, in which shares beyond the known tree are held,
+began with a sync of its own (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than
+without, of any kind: 0.9375 (≤ 0.5)". `Kept.vouch` made the root before the newest the anchor: "seconds that a newer
+root than a reveal's was known: 1.9823 (≤ 1)".
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import Any
 
 from devnet import ballot
 from devnet.ballot import Ballot, BallotShare
-from devnet.naming import named_early
+from devnet.leak_check import named_early
 from devnet.tx import Reveal, decode
 from devnet.wallet import CastShare, CastVote
-from tests.campaign import witness
-from tests.campaign.adversary import after_posts, kinds, staleness, words
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
-from tests.campaign.order import chance, first_seen, rank_correlation
-from tests.campaign.witness import Ledger
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.node_observer import after_posts, kinds, staleness, words
+from tests.campaign.promise_check import Ledger
+from tests.campaign.rank_correlation import chance, first_seen, rank_correlation
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, running, soon
 from tests.support.secrets import BEYOND_HEIGHTS, needles
@@ -81,7 +81,7 @@ async def run(setting: Setting) -> Findings:
         await _listen(findings, setting, chain, helper, posted)
         revealed = await _reveal(setting, chain, helper, voters, round_id)
         log = await chain.requests()
-        await witness.judge(findings, chain, voters.ledger)
+        await promise_check.judge(findings, chain, voters.ledger)
         await _anchors(findings, chain, round_id, log)
         await _orders(findings, setting, chain, voters.ledger, log)
         votes = [*_as_cast(posted, None), *_as_cast(revealed, voters.ledger)]
@@ -161,7 +161,7 @@ async def _reveal(setting: Setting, chain: Chain, helper: Helper, voters: Crowd,
             voters.post(votes[:spread], lambda: begin + dice.randrange(seconds)),
             voters.post(votes[spread:], lambda: at_once),
         )
-        await witness.drained(chain, voters.ledger, 120)
+        await promise_check.drained(chain, voters.ledger, 120)
     finally:
         growing.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -8,7 +8,7 @@ and the order in which shares reach the chain says nothing of the order in which
 few shares to tell a correlation of 0.05 from none: its bound is what independent orders of so many shares hardly ever
 exceed.
 
-The planted bug that it caught: `enqueue` in helper/store/work.py gave shares their place by arrival
+The planted bug that it caught: `enqueue` in helper/store/operations/shares.py gave shares their place by arrival
 (`rank=tx.next_id`). It printed "rank correlation of arrival and broadcast: 1.0 (≤ 0.142061)".
 """
 
@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from helper.telemetry.stats import percentile
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
-from tests.campaign.order import chance, first_seen, rank_correlation
-from tests.campaign.witness import Ledger
+from helper.observability.stats import percentile
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.promise_check import Ledger
+from tests.campaign.rank_correlation import chance, first_seen, rank_correlation
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, running, soon
 
@@ -70,15 +70,15 @@ async def _through(chain: Chain, helper: Helper, shares: int) -> None:
 
 
 async def _judge(findings: Findings, chain: Chain, helper: Helper, herd: Ledger, others: Ledger, due: int) -> None:
-    await witness.drained(chain, herd, 60)
-    await witness.judge(findings, chain, herd)
-    sent = await witness.broadcasts(chain, herd)
+    await promise_check.drained(chain, herd, 60)
+    await promise_check.judge(findings, chain, herd)
+    sent = await promise_check.broadcasts(chain, herd)
     start = (await helper.service())["lateness_start"]["min_ms"]
     findings.at_most("ms from the second to the first proof's start", start, 100)
     findings.figure("ms from the second to the first broadcast", 1000 * (min(one["time"] for one in sent) - due))
     findings.at_least("shares posted beside", len(others.waits), 100)
     findings.at_most("POST p99 beside the herd, ms", 1000 * (percentile(others.waits, 0.99) or 0), 250)
-    findings.exactly("broadcasts of shares of a later time", len(await witness.broadcasts(chain, others)), 0)
+    findings.exactly("broadcasts of shares of a later time", len(await promise_check.broadcasts(chain, others)), 0)
 
 
 async def _order(chain: Chain, ledger: Ledger) -> list[str]:

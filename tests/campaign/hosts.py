@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import SystemClock
+from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.share import ShareState
 from helper.store.postgres import PostgresStore
-from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.campaign import Campaign, Findings, Setting
 from tests.support.postgres import Cluster, binaries
-from tests.unit.store.conformance.places import PostgresPlace
-from tests.unit.store.parts import ROUND, posted
+from tests.unit.store.conformance.backends import PostgresPlace
+from tests.unit.store.fixtures import ROUND, posted
 
 ROOT: Final = Path(__file__).parents[2]
 _WORDS: Final = frozenset({"kept", "stale", "early"})
@@ -179,11 +179,13 @@ async def _hurt(setting: Setting, findings: Findings, cluster: Cluster) -> None:
     findings.figure("seconds from due to sent, at most", sender.latest)
 
 
-Hands = Callable[[str], Awaitable[int]]
+ClaimState = Callable[[str], Awaitable[int]]
 """How many shares a host has in hand, as the database has it."""
 
 
-async def _hurt_one(in_hand: Hands, host: Host, dice: random.Random, lease: float, number: int) -> tuple[str, float]:
+async def _hurt_one(
+    in_hand: ClaimState, host: Host, dice: random.Random, lease: float, number: int
+) -> tuple[str, float]:
     """Kill it or stop it, mostly for longer than its lease, with something in its hands if it gets any.
 
     Returns:
@@ -212,7 +214,7 @@ async def _hurt_one(in_hand: Hands, host: Host, dice: random.Random, lease: floa
 
 
 @contextlib.contextmanager
-def _looking(place: PostgresPlace) -> Iterator[Hands]:
+def _looking(place: PostgresPlace) -> Iterator[ClaimState]:
     """A look at what hosts have in hand, over a connection of its own."""
     with place.connect() as conn:
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign.campaign import Campaign, Findings, Setting
 from tests.support.s3 import ENV, ObjectStore, storing
 
 ROOT: Final = Path(__file__).parents[2]

@@ -20,12 +20,11 @@ from typing import Any
 
 import httpx
 
-from helper.config.sections import S3Section
 from helper.lease.keeper import LeaseKeeper
 from helper.lease.s3 import S3Lease, s3_lease
-from helper.objects.base import Place
-from tests.support.edges import ROUND, START, CountingClock, says
-from tests.support.queue import Line, open_line
+from helper.object_store.bucket import BucketLocation, S3Settings
+from tests.support.fakes import ROUND, START, CountingClock, says
+from tests.support.queue_pipeline import Line, open_line
 from tests.support.s3 import BUCKET
 
 OBJECT = "lease/sender.json"
@@ -143,8 +142,8 @@ async def watch(lease: ToldLease) -> None:
 async def main(url: str, folder: Path, name: str, skew: float, seconds: float) -> None:
     """Work until the end."""
     clock = OwnClock(skew)
-    place = Place(BUCKET, OBJECT)
-    settings = S3Section(endpoint=url)
+    place = BucketLocation(BUCKET, OBJECT)
+    settings = S3Settings(endpoint=url)
     lease = ToldLease(s3_lease(settings, place, host=name, clock=clock, env=os.environ, seconds=seconds))
     folder.mkdir(exist_ok=True)
     async with open_line(folder / f"{os.getpid()}.db", clock=clock) as line, asyncio.TaskGroup() as group:

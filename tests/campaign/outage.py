@@ -10,7 +10,7 @@ Wallets are told 503 while it lasts, and what they post again and again is taken
 first reveal comes within ten minutes by the chain's clock (five or two and a half real seconds), and what fell due
 meanwhile is drained as fast as the provers go: at half of their full speed at least.
 
-Planted: a lost reply and a 503 to a reveal cost an attempt (two lines more in `helper.chain.outcome._COST`). Found:
+Planted: a lost reply and a 503 to a reveal cost an attempt (two lines more in `helper.chain.verdicts._COST`). Found:
 "attempts spent: 23 (= 0)".
 """
 
@@ -24,13 +24,13 @@ from typing import Any
 import httpx
 
 from devnet.ballot import Ballot
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.wallet_clients import Crowd
 from tests.support.clock import ScaledClock
 from tests.support.devnet import Chain
-from tests.support.door import Door, doors
 from tests.support.harness import STAND_IN, Helper, helping
+from tests.support.tcp_gate import Door, doors
 
 BLOCK_SECONDS = 0.3
 PROVERS = 2
@@ -102,16 +102,16 @@ async def _play(findings: Findings, scene: Scene) -> None:
     posting = await _away(scene, seconds, cast[votes:])
     back = clock.now()
     await chain.mend(node=0)
-    drained = await witness.drained(chain, ledger, 60 + 2 * len(ledger.posted) / FULL_SPEED)
+    drained = await promise_check.drained(chain, ledger, 60 + 2 * len(ledger.posted) / FULL_SPEED)
     await posting
-    drained = drained and await witness.drained(chain, ledger, 60)
-    await witness.judge(findings, chain, ledger)
-    await witness.unharmed(findings, scene.helper)
+    drained = drained and await promise_check.drained(chain, ledger, 60)
+    await promise_check.judge(findings, chain, ledger)
+    await promise_check.unharmed(findings, scene.helper)
     findings.exactly("drained", str(drained), "True")
     findings.at_least("times that wallets were told 503", scene.refusals, 1)
     findings.exactly("posted and not acknowledged", len(ledger.posted.keys() - ledger.acknowledged.keys()), 0)
     findings.figure("hours away", hours)
-    sent = await witness.broadcasts(chain, ledger)
+    sent = await promise_check.broadcasts(chain, ledger)
     findings.at_least("reveals sent in vain", sum(bool(entry["faults"]) for entry in sent), 16)
     _speed(findings, [entry for entry in sent if entry["time"] >= back], scene, back)
 
@@ -133,7 +133,7 @@ async def _away(scene: Scene, seconds: float, late: list[tuple[Ballot, int]]) ->
     while clock.now() < end - seconds / 5:
         await _ask(scene)
     await scene.chain.faults(node=0, reset=True)
-    await scene.chain.faults(node=0, routes=[witness.BROADCAST], **broken)
+    await scene.chain.faults(node=0, routes=[promise_check.BROADCAST], **broken)
     while clock.now() < end:
         await _ask(scene)
     return posting

@@ -13,8 +13,8 @@ from helper.clock import SystemClock
 from helper.errors import StoreError
 from helper.store.base import QueuedShare
 from helper.store.postgres import PostgresStore
-from tests.unit.store.conformance.places import PostgresPlace
-from tests.unit.store.parts import ROUND, message_of
+from tests.unit.store.conformance.backends import PostgresPlace
+from tests.unit.store.fixtures import ROUND, message_of
 
 AT_ONCE = 4
 PROOF_SECONDS = 0.3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tests.campaign.base import Campaign
+from tests.campaign.campaign import Campaign
 
 NAMES = (
     "crash",

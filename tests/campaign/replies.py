@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping
 
@@ -73,7 +73,7 @@ async def run(setting: Setting) -> Findings:
                 ]
                 try:
                     await crowd.post(cast, lambda: int(begin + dice.uniform(0, window)))
-                    await witness.drained(chain, crowd.ledger, window + setting.scale(240, 60))
+                    await promise_check.drained(chain, crowd.ledger, window + setting.scale(240, 60))
                     await _all_told(crowd.ledger, told)
                 finally:
                     for task in beside:
@@ -101,7 +101,7 @@ async def _new_roots(chain: Chain, round_id: bytes, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _poll(helper: Helper, chain: Chain, ledger: witness.Ledger, told: Told) -> None:
+async def _poll(helper: Helper, chain: Chain, ledger: promise_check.Ledger, told: Told) -> None:
     """Ask for every share again and again, and hold each "confirmed" against the chain at once."""
     while True:
         news = set()
@@ -111,25 +111,25 @@ async def _poll(helper: Helper, chain: Chain, ledger: witness.Ledger, told: Told
                 if await helper.share_status(posted.round_id, bytes.fromhex(nullifier)) == "confirmed":
                     news.add(nullifier)
         if news:
-            told.wrongly |= news - (await witness.counted(chain, ledger.rounds)).keys()
+            told.wrongly |= news - (await promise_check.counted(chain, ledger.rounds)).keys()
             told.confirmed |= news
         await asyncio.sleep(0.2)
 
 
-async def _all_told(ledger: witness.Ledger, told: Told) -> None:
+async def _all_told(ledger: promise_check.Ledger, told: Told) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(30):
             while ledger.acknowledged.keys() - told.confirmed:
                 await asyncio.sleep(0.1)
 
 
-async def _judge(findings: Findings, chain: Chain, helper: Helper, ledger: witness.Ledger, told: Told) -> None:
-    await witness.judge(findings, chain, ledger)
+async def _judge(findings: Findings, chain: Chain, helper: Helper, ledger: promise_check.Ledger, told: Told) -> None:
+    await promise_check.judge(findings, chain, ledger)
     findings.exactly("confirmed to a wallet and not counted", len(told.wrongly), 0)
     findings.exactly("counted and never confirmed", len(ledger.acknowledged.keys() - told.confirmed), 0)
-    await witness.once_a_height(findings, chain, ledger)
-    await witness.unharmed(findings, helper)
-    struck = Counter(fault for entry in await witness.broadcasts(chain, ledger) for fault in entry["faults"])
+    await promise_check.once_a_height(findings, chain, ledger)
+    await promise_check.unharmed(findings, helper)
+    struck = Counter(fault for entry in await promise_check.broadcasts(chain, ledger) for fault in entry["faults"])
     for fault in LOST:
         findings.at_least(f"broadcasts struck by {fault}", struck[fault], 1)
     counts = await helper.counts()

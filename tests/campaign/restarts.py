@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import time
 
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.lives import lives
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.process_lifecycle import lives
 from tests.support.process import children, gone
 
 EARLY = 0.2

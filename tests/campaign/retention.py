@@ -5,7 +5,7 @@ shares are due some seconds after the other half. Meanwhile their bodies are pos
 at everything, and strace (or, where there is none, a look at /proc) tells which files the service and its provers open
 for writing. In the end provers and service are made to abort, where it can be done after their limit on core files was
 lifted from outside; an ordinary process leaves a core file then. That they are not dumpable shows also in whose their
-entries in /proc are, unless all of it runs as root (tests/unit/test_hardening.py asks the kernel itself).
+entries in /proc are, unless all of it runs as root (tests/unit/runtime/test_hardening.py asks the kernel itself).
 
 What must hold: within 5 s of the confirmation of a share nothing of it is in any file of the database: no part of the
 witness, no position, transaction, hash or proof, and its nullifier once only, among all spent ones. Outside the
@@ -37,16 +37,16 @@ import httpx
 from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.tx import Reveal, decode
-from tests.campaign import watch, witness
-from tests.campaign.base import Campaign, Findings, Setting
+from tests.campaign import process_monitor, promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
 from tests.campaign.canaries import Eyes, Votes, held_of, malformed, nullifiers_of
-from tests.campaign.crowd import SHARES, Crowd
-from tests.campaign.left_in_file import FileSearch
-from tests.campaign.left_in_server import ServerSearch
+from tests.campaign.postgres_remains import ServerSearch
+from tests.campaign.sqlite_remains import FileSearch
+from tests.campaign.wallet_clients import SHARES, Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, soon
-from tests.support.kept import Schema
 from tests.support.process import gone
+from tests.support.queue_storage import Schema
 
 FAR = 70_000
 """Leaves before the votes."""
@@ -80,13 +80,13 @@ async def run(setting: Setting) -> Findings:
 
 async def _look(findings: Findings, setting: Setting, chain: Chain, helper: Helper, temp: Path) -> None:
     pids = [helper.pid, *await helper.workers()]
-    opened = watch.Opened(pids)
+    opened = process_monitor.OpenedFiles(pids)
     said: list[str] = []
     kept = helper.kept
     search = ServerSearch(findings, helper, kept) if isinstance(kept, Schema) else FileSearch(findings, helper)
     async with opened.watched(setting.folder / "trace"):
         votes, crowd = await _live(search, setting, chain, helper, said)
-    await witness.judge(findings, chain, crowd.ledger)
+    await promise_check.judge(findings, chain, crowd.ledger)
     beside = {path for path in opened.paths if not search.of_database(path) and path not in NULL}
     validators = str(helper.db.with_name("svote-admin.db"))  # nothing of a share comes near it; it is searched below
     beside = {path for path in beside if path != str(helper.log) and not path.startswith(validators)}
@@ -223,18 +223,20 @@ async def _cores(findings: Findings, setting: Setting, helper: Helper, pids: Seq
     """Abort a prover and the service; neither leaves a core file."""
     began = time.time() - 1
     folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
-    findings.exactly("limits on core files", ", ".join(watch.core_limits(pids)), "0")
-    findings.exactly("owners of their entries in /proc", ", ".join(map(str, watch.owners(pids))), "0")
-    with watch.ordinary(setting.folder / "ordinary") as other:
-        findings.figure("owner of an ordinary process's entry", watch.owners([other.pid]).pop())
-        watch.aborted(other.pid)
-        findings.figure("an ordinary process leaves a core file here", str(watch.dumped(other.pid)))
+    findings.exactly("limits on core files", ", ".join(process_monitor.core_limits(pids)), "0")
+    findings.exactly("owners of their entries in /proc", ", ".join(map(str, process_monitor.owners(pids))), "0")
+    with process_monitor.ordinary(setting.folder / "ordinary") as other:
+        findings.figure("owner of an ordinary process's entry", process_monitor.owners([other.pid]).pop())
+        process_monitor.aborted(other.pid)
+        findings.figure("an ordinary process leaves a core file here", str(process_monitor.dumped(other.pid)))
     for pid in pids[1:]:
-        watch.aborted(pid)
+        process_monitor.aborted(pid)
     await gone(pids[1:])
-    watch.aborted(helper.pid)
-    findings.exactly("the service left a core file, by its parent's word", str(watch.dumped(helper.pid)), "False")
-    cores = watch.cores_since(folders, began)
+    process_monitor.aborted(helper.pid)
+    findings.exactly(
+        "the service left a core file, by its parent's word", str(process_monitor.dumped(helper.pid)), "False"
+    )
+    cores = process_monitor.cores_since(folders, began)
     findings.exactly("core files", ", ".join(map(str, cores)) or "none", "none")
     for path in cores:
         path.unlink()

@@ -32,15 +32,15 @@ import httpx
 import psycopg
 
 from devnet.ballot import Ballot
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
-from tests.campaign.lives import attempts
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.process_lifecycle import attempts
+from tests.campaign.wallet_clients import Crowd
+from tests.support.database_proxy import Way
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper
 from tests.support.postgres import Cluster, binaries
 from tests.support.process import free_port
-from tests.support.way import Way
 
 SCHEMA: Final = "queue"
 SLACK: Final = 5.0
@@ -51,7 +51,7 @@ AHEAD: Final = 4.0
 """Seconds over which the shares of a vote fall due."""
 SHARES: Final = 16
 AT_ONCE: Final = 16
-"""Sends of one host that may have begun at one moment (`helper.broadcast.IN_FLIGHT`)."""
+"""Sends of one host that may have begun at one moment (`helper.reveal.broadcaster.IN_FLIGHT`)."""
 STOPPED: Final = "SIGSTOP: who sends"
 START: Final = 300.0
 """Seconds in which a host must be up, on a machine that others use too."""
@@ -352,8 +352,8 @@ def _hurts(scene: Scene) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
 
 async def _judge(scene: Scene) -> None:
     findings, ledger = scene.findings, scene.crowd.ledger
-    await witness.drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
-    await witness.judge(findings, scene.chain, ledger)
+    await promise_check.drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
+    await promise_check.judge(findings, scene.chain, ledger)
     findings.exactly("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged), 0)
     findings.exactly("shares refused", len(scene.crowd.refused), 0)
     findings.at_least("words between hosts that were lost", scene.way.lost, 1)
@@ -379,7 +379,7 @@ async def _astray(scene: Scene) -> int:
 
 async def _twice(scene: Scene) -> None:
     """A host that is stopped between its note and its first byte may send once more than another has, by share."""
-    sent = await witness.broadcasts(scene.chain, scene.crowd.ledger)
+    sent = await promise_check.broadcasts(scene.chain, scene.crowd.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
     stops = int(scene.findings.figures.get(STOPPED, 0))
     scene.findings.at_most("sends of a share at a height that had one", len(sent) - len(pairs), AT_ONCE * stops)

@@ -10,9 +10,9 @@ new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched
 that falls due after the 503. Mended, it goes on by itself within 10 s. In all that no attempt is spent, nothing fails,
 is closed or purged, and nothing is lost, early or counted twice.
 
-Planted: `TreeKeeper.contradicted` answers None always, so that a node with other roots rests for a second and is taken
-for well again. Found: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". It was no plant but
-the state of the product when the campaign was written.
+Planted: `CommitmentTreeSync.contradicted` answers None always, so that a node with other roots rests for a second and
+is taken for well again. Found: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". It was no
+plant but the state of the product when the campaign was written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import httpx
 
 from devnet import ballot
 from devnet.ballot import Ballot
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import Helper, helping
 
@@ -61,7 +61,7 @@ BOUNDS = {TAKEN: 3, PAUSED: LIMIT, DRAINED: 10}
 
 
 @dataclass
-class Lane:
+class FailureScenario:
     """A chain, a helper, and wallets that post one share at a time; several go beside each other."""
 
     setting: Setting
@@ -103,7 +103,7 @@ class Lane:
         began, seconds = time.time(), NEVER
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(30):
-                while posted - (await witness.counted(self.chain, [self.round_id])).keys():
+                while posted - (await promise_check.counted(self.chain, [self.round_id])).keys():
                     await asyncio.sleep(0.1)
                 seconds = time.time() - began
         self.note(TAKEN, seconds, name)
@@ -125,7 +125,7 @@ class Lane:
         for node in range(self.nodes):
             await self.chain.mend(node=node)
         firsts: dict[str, float] = {}  # what was sent before is public, and may be sent again
-        for entry in await witness.broadcasts(self.chain, self.crowd.ledger):
+        for entry in await promise_check.broadcasts(self.chain, self.crowd.ledger):
             firsts.setdefault(entry["nullifier"], entry["time"])
         # What was in hand when the nodes went bad may still go out within those 5 s; what fell due since may not.
         posted = self.crowd.ledger.posted
@@ -136,7 +136,7 @@ class Lane:
         self.findings.exactly(f"{name}: shares dispatched while paused", late, 0)
         due = [self.crowd.ledger.posted[nullifier.hex()].submit_at for nullifier in self.posted]
         self.due_in_pause += sum(noticed < at < mended for at in due)
-        back = await witness.drained(self.chain, self.crowd.ledger, 30)
+        back = await promise_check.drained(self.chain, self.crowd.ledger, 30)
         self.note(DRAINED, time.time() - mended if back else NEVER, name)
 
 
@@ -180,7 +180,7 @@ async def _lane(
             votes = await crowd.vote(round_id, len(names) * setting.scale(12, 3))
             await helper.knows_leaf(round_id, max(position for _, position in votes))
             shares = ((vote, position, index) for vote, position in votes for index in range(16))
-            lane = Lane(setting, findings, chain, helper, crowd, round_id, shares, worst, nodes=nodes)
+            lane = FailureScenario(setting, findings, chain, helper, crowd, round_id, shares, worst, nodes=nodes)
             for name in names:
                 await lane.one_bad(name)
                 soon = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
@@ -189,8 +189,8 @@ async def _lane(
                 for second in range(setting.scale(13, LIMIT + 1)):
                     await lane.post(soon + 1 + second)
                 await lane.all_bad(name)
-            await witness.judge(findings, chain, crowd.ledger)
-            await witness.unharmed(findings, helper)
+            await promise_check.judge(findings, chain, crowd.ledger)
+            await promise_check.unharmed(findings, helper)
             findings.at_least("shares due while paused, in a lane", lane.due_in_pause, len(names))
     finally:
         await whole.kill()

@@ -9,8 +9,8 @@ tarpit's end. Only what is sent in its first seconds is handed to the tarpit fir
 first broadcast to a good node comes within 2 s of their time for 99 %. Nothing is lost, early or counted twice, no
 attempt is spent, nothing fails.
 
-Planted: no call makes a node slow (`helper.chain.http.SLOW = 1e9`), so that all that falls due goes to the tarpit first
-until its probe has timed out. Found: "shares that met a tarpit first: 49 (≤ 18)".
+Planted: no call makes a node slow (`helper.chain.node_http.SLOW = 1e9`), so that all that falls due goes to the
+tarpit first until its probe has timed out. Found: "shares that met a tarpit first: 49 (≤ 18)".
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 import httpx
 
-from helper.telemetry.stats import percentile
-from tests.campaign import witness
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
+from helper.observability.stats import percentile
+from tests.campaign import promise_check
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
-from tests.support.door import Door, doors
 from tests.support.harness import helping
+from tests.support.tcp_gate import Door, doors
 
 NODES = 3
 TRICKLE, HALF_OPEN = "a byte every 10 s", "half open"
@@ -94,8 +94,8 @@ async def _lane(
             async with helping(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
                 crowd = Crowd(chain, lambda: [helper.url], setting.dice(f"{kind} {place}"))
                 await _tarpit(setting, seen, chain, crowd, ports, kind, place)
-                await witness.judge(findings, chain, crowd.ledger)
-                await witness.unharmed(findings, helper)
+                await promise_check.judge(findings, chain, crowd.ledger)
+                await promise_check.unharmed(findings, helper)
     finally:
         await whole.kill()
 
@@ -113,7 +113,7 @@ async def _tarpit(
     await _turn(chain, ports, kind, place)
     turned = time.time()
     await asyncio.sleep(began + seconds - time.time())
-    await witness.drained(chain, crowd.ledger, 60)
+    await promise_check.drained(chain, crowd.ledger, 60)
     seen.tarpits += 1
     _measure(seen, crowd.ledger, await chain.requests(), ports, kind, f"node{place}", turned)
     for port in ports:
@@ -134,7 +134,7 @@ async def _turn(chain: Chain, ports: list[Door], kind: str, place: int) -> None:
 
 def _measure(
     seen: Seen,
-    ledger: witness.Ledger,
+    ledger: promise_check.Ledger,
     requests: list[dict[str, Any]],
     ports: list[Door],
     kind: str,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.base import Findings, Setting
+from tests.campaign.campaign import Findings, Setting
 from tests.campaign.registry import HURRIED, NAMES, ONE_STORE, campaign, names
 from tests.campaign.stores import cluster_of
 from tests.support.postgres import binaries

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.base import Setting
+from tests.campaign.campaign import Setting
 from tests.campaign.registry import HURRIED, NAMES, campaign
 
 

@@ -28,10 +28,10 @@ import httpx
 
 from devnet.ballot import SHARES, Ballot
 from tests.campaign import syscalls
-from tests.campaign.base import Campaign, Findings, Setting
-from tests.campaign.crowd import Crowd
+from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.promise_check import Ledger, judge
 from tests.campaign.syscalls import Call
-from tests.campaign.witness import Ledger, judge
+from tests.campaign.wallet_clients import Crowd
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper
 from tests.support.process import free_port

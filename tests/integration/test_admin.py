@@ -14,10 +14,10 @@ import pytest
 from admin import adr036
 from devnet import ballot
 from tests.support.devnet import Chain
+from tests.support.event_clients import cpu_seconds, listening
 from tests.support.harness import REAL, Helper, cast_vote, helping, soon
-from tests.support.listeners import cpu_seconds, listening
 from tests.support.secrets import secrets_of, told_in
-from tests.unit.admin.parts import signed
+from tests.unit.admin.fixtures import signed
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +111,7 @@ async def test_listeners_do_not_keep_a_service_from_stopping(
 async def test_hundreds_of_listeners_cost_next_to_nothing(
     tmp_path: Path, http: httpx.AsyncClient, chain: Chain
 ) -> None:
-    """The long form, with dispatch beside it, is `python -m bench.listeners`."""
+    """The long form, with dispatch beside it, is `python -m bench.event_listeners`."""
     seconds, many = 3.0, 200
     async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
 

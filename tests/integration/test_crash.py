@@ -9,7 +9,7 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from helper.resend import REPROVE_BLOCKS
+from helper.reveal.resend_policy import REPROVE_BLOCKS
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, soon
 

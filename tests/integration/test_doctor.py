@@ -11,8 +11,8 @@ import pytest
 from devnet import ballot
 from helper.clock import SystemClock
 from helper.doctor import run as run_module
-from helper.doctor.finding import Finding, Level, healthy
 from helper.doctor.proving import judge_proof, prove_once
+from helper.doctor.result import CheckResult, Level, healthy
 from helper.doctor.run import LONGEST, examine
 from tests.support.command import command
 from tests.support.devnet import Chain
@@ -22,7 +22,7 @@ from tests.support.process import PATIENCE
 pytestmark = pytest.mark.anyio
 
 
-async def look(helper: Helper) -> dict[str, Finding]:
+async def look(helper: Helper) -> dict[str, CheckResult]:
     """The findings by subject, without a proof."""
     report = await examine(helper.config, {}, SystemClock(), skip_proof=True)
     return {finding.subject: finding for finding in report.findings}

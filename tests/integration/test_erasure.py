@@ -13,7 +13,7 @@ import pytest
 from devnet import ballot
 from devnet.tx import Reveal, decode
 from tests.support.devnet import Chain
-from tests.support.erased import elsewhere, public_of, rows_with
+from tests.support.erasure_check import elsewhere, public_of, rows_with
 from tests.support.harness import STAND_IN, Helper, cast_vote, running, soon
 from tests.support.secrets import secrets_of, told_in
 

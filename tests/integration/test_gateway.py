@@ -18,18 +18,19 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from helper.api.app import wrapped
-from helper.api.gateway import Gateway, GatewayLimits
-from helper.api.limits import RefusalLimits
-from helper.chain.failover import Endpoints, make_endpoints
-from helper.chain.http import LARGE
+from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.models import BlockHead
-from helper.chain.passage import Passage
+from helper.chain.node_http import LARGE
+from helper.chain.node_pool import NodePool, create_nodes
 from helper.clock import SystemClock
-from helper.server import bind_tcp, make_server
+from helper.server.application import wrapped
+from helper.server.body_reader import BodyReader
+from helper.server.http_server import bind_tcp, create_server
+from helper.server.rate_limits import RefusalLimiter
+from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.devnet import Chain
-from tests.support.door import doors
 from tests.support.harness import Helper, helping, soon
+from tests.support.tcp_gate import doors
 
 pytestmark = pytest.mark.anyio
 
@@ -49,10 +50,12 @@ class Upstream:
     Attributes:
         requests: heads that came.
         open: connections that are open.
+        answers: by path, for paths that are answered in another way.
     """
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
+        self.answers: dict[str, Answer] = {}
         self.requests: list[bytes] = []
         self.open = 0
         self.url = ""
@@ -63,7 +66,8 @@ class Upstream:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 while True:
                     self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-                    await self.answer(writer)
+                    path = self.requests[-1].split()[1].decode()
+                    await self.answers.get(path, self.answer)(writer)
                     await writer.drain()
         finally:
             self.open -= 1
@@ -84,18 +88,21 @@ async def upstream(answer: Answer) -> AsyncIterator[Upstream]:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    *nodes: str, timeout: float = 5.0, limit: int = LARGE, **limits: Any
+    *nodes: str, timeout: float = 5.0, limit: int = LARGE, bodies: BodyReader | None = None, **limits: Any
 ) -> AsyncIterator[tuple[str, Gateway]]:
     """A gateway alone, listening, in front of nodes that count as fresh; its address."""
     clock = SystemClock()
-    endpoints = Endpoints(make_endpoints(nodes), clock=clock, chain_id="test")
+    endpoints = NodePool(create_nodes(nodes), clock=clock, chain_id="test")
     for endpoint in endpoints.all:
         endpoint.health.saw(BlockHead("test", 7, clock.now()), syncing=False, now=clock.now(), began=clock.monotonic())
-    refusals = RefusalLimits(clock)
+    refusals = RefusalLimiter(clock)
     made = Gateway(
-        Passage(endpoints, timeout=timeout, limit=limit), client=refusals.client, limits=GatewayLimits(**limits)
+        GatewayProxy(endpoints, timeout=timeout, limit=limit),
+        client=refusals.client,
+        bodies=bodies,
+        limits=GatewayLimits(**limits),
     )
-    server = make_server(wrapped(made.routes(), refusals))
+    server = create_server(wrapped(made.routes(), refusals))
     listener = bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -201,10 +208,12 @@ async def test_a_client_that_goes_away_ends_the_nodes_work(http: httpx.AsyncClie
         await until(lambda: made.under_way == 0 and node.open == 0)
 
 
-async def test_a_client_that_goes_away_before_the_answer_ends_it_too() -> None:
-    async def never(_: asyncio.StreamWriter) -> None:
-        await asyncio.Event().wait()
+async def never(_: asyncio.StreamWriter) -> None:
+    """No answer."""
+    await asyncio.Event().wait()
 
+
+async def test_a_client_that_goes_away_before_the_answer_ends_it_too() -> None:
     async with upstream(never) as node, gateway(node.url, timeout=60) as (base, made):
         port = int(base.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -302,3 +311,128 @@ async def test_odd_paths_and_methods_reach_no_node(line: str) -> None:
         assert int(answer.split()[1]) in ({204} if line.startswith("OPTIONS") else {400, 404, 405})
         writer.transport.abort()
         assert node.requests == []
+
+
+async def small(writer: asyncio.StreamWriter) -> None:
+    """Two bytes of JSON."""
+    writer.write(HEAD + b"Content-Length: 2\r\n\r\n{}")
+
+
+class EndlessAnswer:
+    """Chunks until nobody reads them.
+
+    Attributes:
+        stalled: answers of which nothing could be sent for a while.
+    """
+
+    def __init__(self) -> None:
+        self.stalled = 0
+
+    async def __call__(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"%x\r\n%b\r\n" % (len(PIECE), PIECE))
+            try:
+                await asyncio.wait_for(writer.drain(), 0.5)
+            except TimeoutError:
+                break
+        self.stalled += 1
+        try:
+            await writer.drain()
+        finally:
+            self.stalled -= 1
+
+
+@contextlib.asynccontextmanager
+async def unfinished(base: str, request: bytes, *sources: str) -> AsyncIterator[None]:
+    """Connections from these addresses of this machine: each sends this much, and reads nothing."""
+    writers = []
+    try:
+        for source in sources:
+            port = int(base.rpartition(":")[2])
+            _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), limit=1 << 10)
+            writers.append(writer)
+            writer.write(request)
+        yield
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+SLOW_BODY = f"POST {API}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n[".encode()
+UNREAD = f"{API}/commitment-tree/{'ab' * 32}/leaves"
+UNREAD_REQUEST = f"GET {UNREAD} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+TWO_CLIENTS = ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3")
+
+
+async def test_gateway_slow_bodies_from_two_clients_leave_slots_for_others(http: httpx.AsyncClient) -> None:
+    async with (
+        upstream(small) as node,
+        gateway(node.url, at_once=4, at_once_each=2) as (base, made),
+        unfinished(base, SLOW_BODY, *TWO_CLIENTS),
+    ):
+        # The server reads its connections in order: when this one is answered, it has read the others, too.
+        assert (await http.get(f"{base}{API}/nothing")).status_code == 404
+        assert (await http.get(f"{base}{API}/rounds")).status_code == 200
+        assert (await http.post(f"{base}{API}/cast-vote", json={"some": "vote"})).status_code == 200
+        await until(lambda: made.under_way == 0)
+        assert len(node.requests) == 2
+
+
+async def test_gateway_large_slow_bodies_of_one_client_leave_memory_for_others(http: httpx.AsyncClient) -> None:
+    begun = f"POST {API}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode() + b"[" * 50_000
+    bodies = BodyReader(budget=100_000, budget_each=40_000, small=16_000)
+    async with (
+        upstream(small) as node,
+        gateway(node.url, bodies=bodies) as (base, _),
+        unfinished(base, begun, *["127.0.0.2"] * 4),
+    ):
+        assert (await http.get(f"{base}{API}/nothing")).status_code == 404
+        assert (await http.post(f"{base}{API}/cast-vote", content=b"[" * 50_000)).status_code == 200
+
+
+async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
+    limits: dict[str, Any] = {"at_once": 4, "at_once_each": 2, "piece_seconds": 60}
+    async with upstream(small) as node, gateway(node.url, **limits) as (base, made):
+        node.answers[UNREAD] = endless = EndlessAnswer()
+        async with unfinished(base, UNREAD_REQUEST, *TWO_CLIENTS):
+            await until(lambda: endless.stalled == 4)
+            assert made.under_way == 4
+            assert (await http.get(f"{base}{API}/rounds")).status_code == 200
+            await until(lambda: endless.stalled == made.under_way == 3)
+            assert (await http.post(f"{base}{API}/cast-vote", json={"some": "vote"})).status_code == 200
+        await until(lambda: made.under_way == 0)
+
+
+async def test_gateway_full_with_one_slot_each_refuses_another_client(http: httpx.AsyncClient) -> None:
+    async with upstream(small) as node, gateway(node.url, at_once=2, piece_seconds=60) as (base, made):
+        node.answers[UNREAD] = endless = EndlessAnswer()
+        async with unfinished(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
+            await until(lambda: endless.stalled == 2)
+            refused = await http.get(f"{base}{API}/rounds")
+            assert refused.status_code == 503
+            assert endless.stalled == made.under_way == 2
+        await until(lambda: made.under_way == 0)
+
+
+async def test_gateway_full_of_pending_reads_frees_the_oldest_for_another_client(http: httpx.AsyncClient) -> None:
+    async with upstream(small) as node, gateway(node.url, timeout=60, at_once=4, at_once_each=2) as (base, made):
+        node.answers[UNREAD] = never
+        async with unfinished(base, UNREAD_REQUEST, *TWO_CLIENTS):
+            await until(lambda: len(node.requests) == 4)
+            assert (await http.get(f"{base}{API}/rounds")).status_code == 200
+            await until(lambda: made.under_way == 3)
+        await until(lambda: made.under_way == 0)
+
+
+async def test_gateway_full_of_pending_posts_refuses_another_client_and_cuts_none(http: httpx.AsyncClient) -> None:
+    post = f"POST {API}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    async with upstream(small) as node, gateway(node.url, timeout=60, at_once=4, at_once_each=2) as (base, made):
+        node.answers[f"{API}/cast-vote"] = never
+        async with unfinished(base, post, *TWO_CLIENTS):
+            await until(lambda: len(node.requests) == 4)
+            assert (await http.get(f"{base}{API}/rounds")).status_code == 503
+            assert made.under_way == 4
+        await until(lambda: made.under_way == 0)

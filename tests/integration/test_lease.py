@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from devnet import ballot
-from helper.lease.record import Record
+from helper.lease.record import LeaseRecord
 from helper.lease.s3 import NOBODY
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, Helper, cast_vote, soon
@@ -35,7 +35,7 @@ def host(name: str, folder: Path, http: httpx.AsyncClient, chain: Chain, store: 
 
 async def free(store: ObjectStore) -> None:
     """A lease that nobody has any more: the first host need not wait."""
-    nobody = Record(holder=NOBODY, host="", fence=0, beat=0, seconds=SECONDS, released=True, written=0)
+    nobody = LeaseRecord(holder=NOBODY, host="", fence=0, beat=0, seconds=SECONDS, released=True, written=0)
     await store.bucket("queue").put("sender.json", nobody.to_bytes())
 
 

@@ -20,7 +20,7 @@ from tests.support.harness import cast_vote, helping, soon
 from tests.support.process import free_port
 from tests.support.s3 import ENV
 from tests.support.secrets import secrets_of, told_in
-from tests.unit.telemetry.test_metrics import samples
+from tests.unit.observability.test_metrics import samples
 
 pytestmark = pytest.mark.anyio
 

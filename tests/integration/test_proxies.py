@@ -8,27 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import re
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from helper.server.http_server import bind_tcp, create_server
 from tests.support.process import PATIENCE, free_port
+from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, body
+from tests.unit.server.wallet_fixtures import SHARES, Wallets
 
 pytestmark = pytest.mark.anyio
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+FORWARDING_CADDY = "caddy that forwards Upgrade"
 PROXIES = [name for name in ("nginx", "caddy") if shutil.which(name)]
 FORGED = {
     "X-Forwarded-For": "203.0.113.9",
     "Forwarded": "for=203.0.113.9",
     "Cookie": "who=me",
+    "Connection": "Upgrade",
+    "Upgrade": "h2c",
 }
+UNVERIFIED = ssl.create_default_context()
+UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 
 
 @dataclass
@@ -39,24 +51,37 @@ class Upstream:
         port: where it listens.
         heads: of the requests that came, in lower case.
         hangs_up: whether it ends the connection instead of answering.
+        answer: the body of its answers.
     """
 
     port: int = 0
     heads: list[str] = field(default_factory=list)
     hangs_up: bool = False
+    answer: bytes = b"{}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 self.heads.append(head)
-                length = next((line.partition(":")[2] for line in head.split("\r\n") if "content-length" in line), "0")
-                await reader.readexactly(int(length))
+                await read_body(head, reader)
                 if self.hangs_up:
                     break
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+                length = f"Content-Length: {len(self.answer)}\r\n\r\n".encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + length + self.answer)
                 await writer.drain()
         writer.transport.abort()
+
+
+async def read_body(head: str, reader: asyncio.StreamReader) -> None:
+    """Read the body of a request with this head (in lower case) to its end."""
+    headers = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:] if line)
+    if headers.get("transfer-encoding") != "chunked":
+        await reader.readexactly(int(headers.get("content-length", "0")))
+        return
+    while size := int(await reader.readline(), 16):
+        await reader.readexactly(size + 2)
+    await reader.readline()
 
 
 @contextlib.asynccontextmanager
@@ -106,8 +131,8 @@ def nginx(folder: Path, port: int, behind: int) -> list[str]:
     return command
 
 
-def caddy(folder: Path, port: int, behind: int) -> list[str]:
-    """Caddy's command, with a certificate of its own making."""
+def caddy(folder: Path, port: int, behind: int, *, forwards_upgrade: bool = False) -> list[str]:
+    """Caddy's command, with a certificate of its own making; may forward `Upgrade`, as it does by default."""
     file = folder / "Caddyfile"
     alone = "admin off\n\tskip_install_trust\n\tauto_https disable_redirects"
     file.write_text(
@@ -117,6 +142,7 @@ def caddy(folder: Path, port: int, behind: int) -> list[str]:
                 "helper.example.org {": f"https://localhost:{port} {{\n\ttls internal",
                 "127.0.0.1:8090": f"127.0.0.1:{behind}",
                 "{\n\t# Caddy's own": f"{{\n\t{alone}\n\t# Caddy's own",
+                **({"\t\theader_up -Connection\n\t\theader_up -Upgrade\n": ""} if forwards_upgrade else {}),
             },
         )
     )
@@ -133,22 +159,27 @@ def _home(folder: Path) -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin", "HOME": str(folder), "XDG_DATA_HOME": str(folder)}
 
 
+COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
+    "nginx": nginx,
+    "caddy": caddy,
+    FORWARDING_CADDY: partial(caddy, forwards_upgrade=True),
+}
+
+
 @contextlib.asynccontextmanager
-async def running(name: str, folder: Path, behind: int) -> AsyncIterator[httpx.AsyncClient]:
-    """The proxy, and a client of it."""
+async def running(name: str, folder: Path, behind: int, tracer: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
+    """The proxy, as a child of the command `tracer` if there is one, and a client of it."""
     port = free_port()
-    command = (nginx if name == "nginx" else caddy)(folder, port, behind)
+    command = [*tracer, *COMMANDS[name](folder, port, behind)]
     with (folder / "out.log").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=_home(folder))
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     try:
-        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=anybody, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=UNVERIFIED, timeout=30) as client:
             async with asyncio.timeout(PATIENCE):
                 while True:
                     assert process.poll() is None, (folder / "out.log").read_text()
                     with contextlib.suppress(httpx.TransportError):
-                        if (await client.get("/started")).status_code == 200:
+                        if (await client.get("/started")).status_code != 502:
                             break
                     await asyncio.sleep(0.05)
             yield client
@@ -169,6 +200,7 @@ async def test_a_proxy_tells_the_helper_the_address_and_nobody_anything(name: st
         assert told["x-forwarded-for"] in {"127.0.0.1", "::1"}
         assert "203.0.113.9" not in head
         assert "cookie" not in head
+        assert "upgrade" not in head
         assert head.startswith("post /shielded-vote/v1/shares http/1.1")
 
         helper.hangs_up = True
@@ -183,3 +215,107 @@ async def test_a_proxy_tells_the_helper_the_address_and_nobody_anything(name: st
             assert large.status_code == 413
     written = [path for path in tmp_path.rglob("*") if path.is_file() and b"shielded-vote/v1" in path.read_bytes()]
     assert {path.name for path in written} <= {"example.conf", "Caddyfile"}
+
+
+FILES = "open,openat,openat2,creat,memfd_create,rename,renameat,renameat2"
+OPENED_TO_WRITE = re.compile(r'"([^"]+)", [^)]*O_(?:WRONLY|RDWR|CREAT|TMPFILE)')
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.parametrize("name", PROXIES)
+async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILES}", "-s", "256", "-o", str(trace), "--"]
+    body = random.Random(7).randbytes(1 << 20)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for begin in range(0, len(body), 1 << 16):
+            yield body[begin : begin + (1 << 16)]
+
+    async with upstream() as helper, running(name, tmp_path, helper.port, tracer) as client:
+        started = len(trace.read_text().splitlines())
+        helper.answer = random.Random(8).randbytes(8 << 20)
+        path = "/shielded-vote/v1/cast-vote"
+        answers = [await client.post(path, content=content) for content in (body, pieces())]
+    async with asyncio.timeout(PATIENCE):
+        while not trace.read_text().rstrip().endswith("+++"):  # strace writes down the exit last
+            await asyncio.sleep(0.05)
+    lines = trace.read_text().splitlines()
+    assert started, "strace saw the start"
+    assert [line for line in lines[started:] if OPENED_TO_WRITE.search(line)] == []
+    assert [answer.content == helper.answer for answer in answers] == [True, True]
+
+
+# Request smuggling
+
+ATTEMPTS = 1000
+SENDERS = 4
+ROUTES = ["direct", *PROXIES, *([FORWARDING_CADDY] if "caddy" in PROXIES else [])]
+SMUGGLED = (
+    # Swallows the next request of the connection as its body.
+    f"POST {SHARES} HTTP/1.1\r\nHost: helper\r\nContent-Length: 2000\r\n\r\n".encode(),
+    # Has a response of its own, which the next request of the connection would get.
+    b"GET /smuggled HTTP/1.1\r\nHost: helper\r\n\r\n",
+)
+
+
+@contextlib.asynccontextmanager
+async def helper_on_socket(wallets: Wallets) -> AsyncIterator[int]:
+    """The wallets' application on a socket; yields its port."""
+    server, listener = create_server(wallets.app), bind_tcp("127.0.0.1", 0)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def smuggle(url: str, smuggled: bytes) -> bytes:
+    """Send a request that asks for an upgrade and has another request as its body; return what comes back."""
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(
+        address.hostname, address.port, ssl=UNVERIFIED if address.scheme == "https" else None
+    )
+    head = f"POST {SHARES} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
+    writer.write(f"{head}Content-Length: {len(smuggled)}\r\n\r\n".encode())
+    answer = b""
+    with contextlib.suppress(OSError, TimeoutError):
+        await writer.drain()
+        await asyncio.sleep(0.01)  # the body is a segment of its own
+        writer.write(smuggled)
+        async with asyncio.timeout(0.05):  # a second response comes at once, or never
+            while piece := await reader.read(1 << 16):
+                answer += piece
+    writer.transport.abort()
+    return answer
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_smuggled_requests_never_reach_other_clients(route: str, tmp_path: Path) -> None:
+    wallets = Wallets()
+    attempts = ATTEMPTS // len(ROUTES) + 1
+    positions = iter(range(1, attempts + 1))
+    wallets.chain.leaves.update({(ROUND_ID, position): COMMITMENT for position in range(1, attempts + 1)})
+    posted, wrong = 0, []
+
+    async def post_between_attacks(client: httpx.AsyncClient, url: str) -> None:
+        nonlocal posted
+        for position in positions:
+            attacked = await smuggle(url, SMUGGLED[position % len(SMUGGLED)])
+            answer = await client.post(SHARES, content=body(tree_position=position))
+            posted += 1
+            if answer.status_code != 200 or answer.json() != {"status": "queued"} or attacked.count(b"HTTP/1.1 ") > 1:
+                wrong.append((position, answer.status_code, answer.text, attacked))
+
+    async with contextlib.AsyncExitStack() as stack:
+        behind = await stack.enter_async_context(helper_on_socket(wallets))
+        if route == "direct":
+            url = f"http://127.0.0.1:{behind}"
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        else:
+            client = await stack.enter_async_context(running(route, tmp_path, behind))
+            url = str(client.base_url)
+        await asyncio.gather(*(post_between_attacks(client, url) for _ in range(SENDERS)))
+    assert (posted, wrong) == (attempts, [])
+    assert {share.tree_position for share in wallets.store.kept} == set(range(1, attempts + 1))

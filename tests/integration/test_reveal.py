@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from devnet import ballot
-from devnet.naming import named_early
+from devnet.leak_check import named_early
 from tests.support.devnet import Chain
 from tests.support.harness import STAND_IN, cast_vote, helping, running, soon
 from tests.support.secrets import BEYOND_HEIGHTS, needles

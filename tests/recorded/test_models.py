@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.client import ChainClient, HeightGoneError
-from helper.chain.message import RevealMessage
 from helper.chain.models import LeafBlock, RoundStatus, TreeState
-from helper.chain.outcome import Verdict
-from helper.chain.rpc import RpcClient
+from helper.chain.rest_client import ChainClient, HeightGoneError
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.rpc_client import RpcClient
+from helper.chain.verdicts import Verdict
 from helper.errors import ChainAnswerError
 from tests.conftest import RECORDED, recorded_lines
 
@@ -168,7 +168,7 @@ async def test_search_and_single_nullifier() -> None:
         row = page if request.url.params["page"] == "1" else past
         return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
 
-    found = await RpcClient("http://node", transport=httpx.MockTransport(search)).tx_search_reveals(ROUND_ID)
+    found = await RpcClient("http://node", transport=httpx.MockTransport(search)).tx_search_reveals(ROUND_ID, 1, 200)
     assert [height for height, _ in found] == [106] * 4
 
     answers = json.loads((RECORDED / "abci-query.json").read_text())

@@ -10,15 +10,15 @@ import httpx
 import pytest
 
 import proofs
-from helper.api.app import make_app
-from helper.api.wallet import WalletView
-from helper.belonging import check_share
 from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
-from helper.checking import Checker
-from helper.intake import Intake
-from helper.wire import parse_share
-from tests.unit.api.wallet_parts import SHARES, is_error
-from tests.unit.intake_parts import FakeChain, FakeClock, FakeStore
+from helper.ingest.admission import AdmissionController
+from helper.ingest.payload import parse_share
+from helper.ingest.share_checks import check_share
+from helper.ingest.validator import ShareValidator
+from helper.server.application import create_app
+from helper.server.routes.wallet import WalletView
+from tests.unit.ingest.admission_fixtures import FakeChain, FakeClock, FakeStore
+from tests.unit.server.wallet_fixtures import SHARES, is_error
 
 pytestmark = pytest.mark.anyio
 
@@ -43,18 +43,18 @@ class Recorded:
         clock = FakeClock()
         self.store = FakeStore()
         self.chain = FakeChain(clock, rounds={known.round_id: known}, leaves=leaves)
-        intake = Intake(
+        intake = AdmissionController(
             store=self.store,
             rounds=self.chain,
             trees=self.chain,
-            checker=Checker(proofs),
+            checker=ShareValidator(proofs),
             clock=clock,
             wake=lambda _due: None,
             paused=lambda: None,
             round_paused=lambda _: None,
         )
         view = WalletView(intake=intake, store=self.store, rounds=self.chain, trees=self.chain, ready=lambda: True)
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=make_app(view)), base_url="http://helper")
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper")
 
     async def post(self, payload: dict[str, Any]) -> httpx.Response:
         return await self.client.post(SHARES, content=json.dumps(payload))

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 
-from tests.simulation.play import play
+from tests.simulation.runner import play
 
 
 def main() -> int:

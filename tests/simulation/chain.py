@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import proofs
-from helper.chain.message import RevealMessage
 from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
-from tests.simulation.stand_ins import SimTree, verifies
-from tests.simulation.story import Story
+from helper.chain.reveal_transaction import RevealMessage
+from tests.simulation.event_log import Story
+from tests.simulation.fakes import SimTree, verifies
 
 CHAIN_ID = "svote-sim-1"
 EPOCH = 1_795_268_000.0

@@ -8,12 +8,12 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar, cast
 
-from helper.chain.client import ChainClient, HeightGoneError
-from helper.chain.endpoint import Endpoint
-from helper.chain.http import SLOW, Answer, NodeHttp
-from helper.chain.message import RevealMessage
 from helper.chain.models import Block, BlockHead, LeafBlock, NodeInfo, RoundList, RoundStatus, TreeState, TxResult
-from helper.chain.rpc import BlockResults, RpcClient
+from helper.chain.node import Node
+from helper.chain.node_http import SLOW, Answer, NodeHttp
+from helper.chain.rest_client import ChainClient, HeightGoneError
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.rpc_client import BlockResults, RpcClient
 from tests.simulation.node import Fault, SimNode
 
 T = TypeVar("T")
@@ -188,16 +188,16 @@ class SimRpc(RpcClient):
         _refuse_pruned(node, height)
         return BlockResults(height, list(node.chain.blocks[height].reveals), [], [])
 
-    async def tx_search_reveals(self, round_id: bytes) -> list[tuple[int, bytes]]:
+    async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         node = await self._reach()
         found = [(at, one[1]) for one, at in node.chain.counted.items() if one[0] == round_id]
-        return sorted((at, nullifier) for at, nullifier in found if at <= node.height)
+        return sorted((at, nullifier) for at, nullifier in found if first <= at <= min(last, node.height))
 
     async def spent(self, round_id: bytes, nullifier: bytes) -> bool:
         node = await self._reach()
         return node.chain.counted.get((round_id, nullifier), 1 << 40) <= node.height
 
 
-def endpoint_of(node: SimNode, life: Life, *, rpc: bool) -> Endpoint:
+def endpoint_of(node: SimNode, life: Life, *, rpc: bool) -> Node:
     """A node as one life of the service knows it."""
-    return Endpoint(SimClient(node, life), SimRpc(node, life) if rpc else None)
+    return Node(SimClient(node, life), SimRpc(node, life) if rpc else None)

@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from helper.app import Service
+from helper.app.dependencies import Dependencies
+from helper.app.service import Service
 from helper.clock import SLICE
 from helper.config import Config
-from helper.edges import Edges
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
 from tests.simulation.clients import Life, endpoint_of
-from tests.simulation.loop import SimLoop
+from tests.simulation.event_log import Story
+from tests.simulation.fakes import SimChecks
 from tests.simulation.node import SimNode
-from tests.simulation.plan import Plan
 from tests.simulation.prover import Provers
-from tests.simulation.stand_ins import SimChecks
+from tests.simulation.scenario import Plan
 from tests.simulation.store import Disk, SimStore
-from tests.simulation.story import Story
+from tests.simulation.virtual_loop import SimLoop
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class Host:
         store = self.store = SimStore(self.disk, self.clock)
         store.on_spend = self.on_spend
         nodes = [endpoint_of(node, life, rpc=rpc) for node, rpc in zip(self._nodes, self._plan.rpcs, strict=True)]
-        edges = Edges(store=store, nodes=nodes, spawn=self._provers.spawn, checks=SimChecks())
+        edges = Dependencies(store=store, nodes=nodes, spawn=self._provers.spawn, checks=SimChecks())
         service = Service(self._config(), clock=self.clock, edges=edges)
         try:
             async with service.opened():

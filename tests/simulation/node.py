@@ -11,12 +11,12 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from helper.chain.http import Answer, Unanswered
-from helper.chain.message import RevealMessage
 from helper.chain.models import BlockHead
+from helper.chain.node_http import Answer, Unanswered
+from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainAnswerError, ChainUnavailable
 from tests.simulation.chain import SimChain
-from tests.simulation.story import Story
+from tests.simulation.event_log import Story
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ class Fault(Enum):
     ERRORS = "answers 5xx"
     SLOW = "slow"
     STALE = "stands still"
+    LAGS = "is some blocks behind, steadily"
     SYNCING = "catches up"
     RESET = "began anew"
     OTHER_CHAIN = "serves another chain"
@@ -82,6 +83,7 @@ class SimNode:
         self.fault: Fault | None = None
         self._since = 0
         self._began = 0.0
+        self._lag = 0
         self.on_broadcast: Callable[[RevealMessage, SimNode], None] = lambda message, node: None
         self.on_lie: Callable[[RevealMessage], None] = lambda message: None
         self.on_refusal: Callable[[RevealMessage], None] = lambda message: None
@@ -91,6 +93,7 @@ class SimNode:
         self.fault = fault
         self._since = self.chain.height
         self._began = asyncio.get_running_loop().time()
+        self._lag = self.dice.choice((1, 2, 3)) if fault is Fault.LAGS else 0
 
     @property
     def height(self) -> int:
@@ -98,6 +101,8 @@ class SimNode:
         newest = self.chain.height
         if self.fault is Fault.STALE:
             return self._since
+        if self.fault is Fault.LAGS:
+            return max(1, newest - self._lag)
         if self.fault is Fault.SYNCING:
             return max(1, min(newest, self._since - 40 + int(asyncio.get_running_loop().time() - self._began)))
         if self.fault is Fault.RESET:

@@ -9,8 +9,8 @@ from enum import Enum
 
 import proofs
 from helper.errors import ProverDied, ProverTimeout
-from helper.prover.frames import Frame
-from tests.simulation.stand_ins import commitment, nullifier, prove, shares_hash, verifies
+from helper.reveal.prover.frames import Frame
+from tests.simulation.fakes import commitment, nullifier, prove, shares_hash, verifies
 
 
 class Ill(Enum):

@@ -19,10 +19,10 @@ from unittest.mock import patch
 import anyio.to_thread
 import structlog
 
-from tests.simulation.loop import SimLoop, StuckError
-from tests.simulation.plan import draw
-from tests.simulation.stand_ins import SimTree
-from tests.simulation.story import Story
+from tests.simulation.event_log import Story
+from tests.simulation.fakes import SimTree
+from tests.simulation.scenario import draw
+from tests.simulation.virtual_loop import SimLoop, StuckError
 from tests.simulation.world import World, stream
 
 UNEXPECTED = re.compile(r"\w+(Error|Exception|Exit|Group)\(")
@@ -85,8 +85,8 @@ def stand_ins(seed: int, story: Story, *, verbose: bool = False) -> Iterator[Non
             patch.object(anyio.to_thread, "run_sync", inline),
             patch.object(secrets, "token_bytes", keys.randbytes),
             patch.object(secrets, "token_hex", lambda size: keys.randbytes(size).hex()),
-            patch("helper.kept.CommitmentTree", SimTree),
-            patch("helper.tree.CommitmentTree", SimTree),
+            patch("helper.chain.round_tree.CommitmentTree", SimTree),
+            patch("helper.chain.commitment_tree.CommitmentTree", SimTree),
         ):
             yield
     finally:

@@ -17,20 +17,21 @@ from typing import Any, TypeVar, cast
 from helper.clock import Clock
 from helper.errors import StoreError
 from helper.store.base import QueuedShare
-from helper.store.erasure import Eraser
-from helper.store.failure import translate
-from helper.store.filelock import FileLock
-from helper.store.jobs import Job
-from helper.store.listing import Row
-from helper.store.opening import Opened, _keys, migrate_schema
-from helper.store.queries import queries
-from helper.store.reading import Reader
-from helper.store.sqlite import SqliteStore
-from helper.store.sqlite_tx import SqliteTx
-from helper.store.thread import MAX_BATCH
-from helper.store.trouble import PROBE_EVERY
-from helper.store.tx import Params
-from helper.store.writer import Writer
+from helper.store.disk_health import PROBE_EVERY
+from helper.store.reader import Reader
+from helper.store.share_listing import Row
+from helper.store.sql_files import queries
+from helper.store.sqlite.erasure import Eraser
+from helper.store.sqlite.errors import translate
+from helper.store.sqlite.file_location import PathWatch
+from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.opening import OpenedDatabase, _keys, migrate_schema
+from helper.store.sqlite.store import SqliteStore
+from helper.store.sqlite.transaction import SqliteTransaction
+from helper.store.sqlite.writer import Writer
+from helper.store.transaction import Params
+from helper.store.write_jobs import WriteJob
+from helper.store.writer_thread import MAX_BATCH
 
 T = TypeVar("T")
 
@@ -142,7 +143,7 @@ class InlineWriter(Writer):
     def __init__(self, disk: Disk, clock: Clock) -> None:
         super().__init__(Path("simulated"), clock, lambda share: None)
         self._disk = disk
-        self._waiting: list[Job] = []
+        self._waiting: list[WriteJob] = []
         self._timer: asyncio.TimerHandle | None = None
         self.dead = False
 
@@ -156,22 +157,22 @@ class InlineWriter(Writer):
         except sqlite3.Error as error:
             raise translate(error) from error
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
-        tx = SqliteTx(keys, conn, next_id)
-        self._opened = Opened(tx, cast(Eraser, _NoEraser()), cast(FileLock, None))
+        tx = SqliteTransaction(keys, conn, next_id)
+        self._opened = OpenedDatabase(tx, cast(Eraser, _NoEraser()), cast(FileLock, None), cast(PathWatch, None))
 
     async def stop(self) -> None:
         while self._waiting and not self.dead:
             await asyncio.sleep(0.05)
         self._opened = None
 
-    async def run(self, op: Callable[[SqliteTx], T], *, after_erasure: bool = False) -> T:
+    async def run(self, op: Callable[[SqliteTransaction], T], *, after_erasure: bool = False) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         if self.dead:
             return await future
         if self._opened is None:
             raise StoreError("the database is not open")
-        self._waiting.append(Job(op, loop, future, after_erasure))
+        self._waiting.append(WriteJob(op, loop, future, after_erasure))
         if self._timer is None:
             self._timer = loop.call_later(self._disk.dice.random() * self._disk.delay, self._turn)
         return await future
@@ -188,7 +189,7 @@ class InlineWriter(Writer):
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(0, self._turn)
 
-    def _commit(self, opened: Opened, batch: list[Job], *, probe: bool = False) -> None:
+    def _commit(self, opened: OpenedDatabase, batch: list[WriteJob], *, probe: bool = False) -> None:
         try:
             super()._commit(opened, batch, probe=probe)
         finally:
@@ -201,11 +202,11 @@ class InlineWriter(Writer):
         if self._opened is not None and not self.dead and self.trouble.probe_due:
             self._probe(self._opened)
 
-    def _deliver(self, opened: Opened, batch: list[Job]) -> None:
+    def _deliver(self, opened: OpenedDatabase, batch: list[WriteJob]) -> None:
         if not self.dead:
             super()._deliver(opened, batch)
 
-    def _roll_back(self, tx: SqliteTx) -> None:
+    def _roll_back(self, tx: SqliteTransaction) -> None:
         super()._roll_back(tx)
         self._disk.rolled_back()
 

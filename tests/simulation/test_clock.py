@@ -7,7 +7,7 @@ import random
 
 from helper.clock import Clock, SlicedWait
 from tests.simulation.host import SimClock
-from tests.simulation.loop import SimLoop
+from tests.simulation.virtual_loop import SimLoop
 
 CASES = 300
 

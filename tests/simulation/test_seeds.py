@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from helper import broadcast, resend, schedule
-from helper.broadcast import Broadcaster
-from helper.chain.endpoint import Endpoint
-from helper.chain.message import RevealMessage
-from helper.chain.outcome import Outcome, Verdict
-from helper.resend import Next
-from helper.store import work
+from helper.chain.node import Node
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.verdicts import Outcome, Verdict
+from helper.core import schedule
+from helper.reveal import broadcaster, resend_policy
+from helper.reveal.broadcaster import Broadcaster
+from helper.reveal.resend_policy import Next
 from helper.store.base import SentReveal
-from helper.store.sqlite import SqliteStore
+from helper.store.operations import shares
+from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
-from tests.simulation.play import play
 from tests.simulation.run import run_seed
+from tests.simulation.runner import play
 
 SEEDS = 1000
 """Of those that `make simulation` plays: what CI has time for."""
@@ -69,18 +70,18 @@ def found(promise: str, first: int = 0) -> bool:
 
 def test_shares_revealed_a_little_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     due_ms = schedule.due_ms
-    monkeypatch.setattr(work, "due_ms", lambda submit_at, now: due_ms(max(0, submit_at - 2), now))
+    monkeypatch.setattr(shares, "due_ms", lambda submit_at, now: due_ms(max(0, submit_at - 2), now))
     assert found("revealed early")
 
 
 def test_a_new_proof_in_the_place_of_the_same_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_step = resend.next_step
+    next_step = resend_policy.next_step
 
     def hasty(**known: object) -> Next:
         step = next_step(**known)  # type: ignore[arg-type]  # passed on as it came
         return Next.PROVE if step is Next.SEND and known["sends"] else step
 
-    monkeypatch.setattr(broadcast, "next_step", hasty)
+    monkeypatch.setattr(broadcaster, "next_step", hasty)
     assert found("proven anew too soon")
 
 
@@ -88,7 +89,7 @@ def test_an_attempt_spent_on_an_outage_is_found(monkeypatch: pytest.MonkeyPatch)
     answered = Broadcaster._answered
 
     async def harsh(
-        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Endpoint
+        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.AMBIGUOUS:
             await self._spend(reveal, outcome)
@@ -103,7 +104,7 @@ def test_success_on_an_answer_instead_of_a_block_is_found(monkeypatch: pytest.Mo
     answered = Broadcaster._answered
 
     async def credulous(
-        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Endpoint
+        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
             await self._store.add_spent([(reveal.round_id, reveal.nullifier)])

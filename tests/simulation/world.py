@@ -7,21 +7,21 @@ import random
 import sqlite3
 from functools import partial
 
-from helper.app import Service
-from helper.chain.message import RevealMessage
+from helper.app.service import Service
 from helper.chain.models import Proposal
+from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import HelperError, ShareRefused
 from helper.store.base import Enqueued
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
+from tests.simulation.event_log import Story
+from tests.simulation.fakes import Ballot, prove
 from tests.simulation.host import Host, UnreachableError
-from tests.simulation.judge import Judge, Tracked
-from tests.simulation.loop import SimLoop
 from tests.simulation.node import LIES, Fault, SimNode
-from tests.simulation.plan import KILL_PATIENCE, SETTLING, Episode, Plan, Posting, Upset, Vote
+from tests.simulation.promise_check import PromiseChecker, Tracked
 from tests.simulation.prover import Ill, Provers
-from tests.simulation.stand_ins import Ballot, prove
+from tests.simulation.scenario import KILL_PATIENCE, SETTLING, Episode, Plan, Posting, Upset, Vote
 from tests.simulation.store import USUAL_DELAY, Disk
-from tests.simulation.story import Story
+from tests.simulation.virtual_loop import SimLoop
 
 PASSES_A_SECOND = 600.0
 MONITOR_SECONDS = 5.0
@@ -45,7 +45,7 @@ class World:
         self.disk = Disk(stream(seed, "disk"))
         self.provers = Provers(stream(seed, "provers"), plan.proof_seconds)
         self.host = Host(loop, plan, self.story, self.nodes, self.disk, self.provers)
-        self.judge = Judge(plan, self.story, self.chain, self.host)
+        self.judge = PromiseChecker(plan, self.story, self.chain, self.host)
         self.provers.on_sin = self.judge.on_sin
         self.provers.on_begin = lambda: self._count_down("proof")
         for node in self.nodes:

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from helper.errors import BucketError
-from helper.objects.base import Found
+from helper.object_store.bucket import StoredObject
 
 T = TypeVar("T")
 Way = Callable[[str, Callable[[], T]], Awaitable[T]]
 
 
 class MemoryBucket:
-    """`helper.objects.base.Bucket`. Every condition and its write are one step.
+    """`helper.object_store.bucket.Bucket`. Every condition and its write are one step.
 
     Attributes:
         objects: name -> what is there.
@@ -25,7 +25,7 @@ class MemoryBucket:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, Found] = {}
+        self.objects: dict[str, StoredObject] = {}
         self.asked: Counter[str] = Counter()
         self.fails = 0
         self.loses = 0
@@ -43,7 +43,7 @@ class MemoryBucket:
             raise BucketError("the answer was lost")
         return result
 
-    async def get(self, name: str) -> Found | None:
+    async def get(self, name: str) -> StoredObject | None:
         """See `Bucket`."""
         return await self.way("get", lambda: self.objects.get(name))
 
@@ -74,5 +74,5 @@ class MemoryBucket:
 
     def _write(self, name: str, body: bytes) -> str:
         tag = f'"{next(self._tags)}"'
-        self.objects[name] = Found(body, tag)
+        self.objects[name] = StoredObject(body, tag)
         return tag

@@ -16,9 +16,9 @@ import httpx
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import Chain
-from tests.support.kept import Kept, Schema, SqliteFile
 from tests.support.postgres import Cluster
 from tests.support.process import PATIENCE, Process
+from tests.support.queue_storage import Kept, Schema, SqliteFile
 
 WARM_SECONDS = 180.0
 """Seconds until provers are warm: they step back for everything else, and other tests may fill the machine."""

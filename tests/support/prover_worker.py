@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import proofs
-from devnet.stand_in import stand_in_proof
-from helper.prover.frames import Frame
-from helper.prover.worker import main
+from devnet.stand_in_proofs import stand_in_proof
+from helper.reveal.prover.frames import Frame
+from helper.reveal.prover.worker import main
 
 DIES, HANGS, REFUSES = 41, 42, 43
 """Proposal ids that make the worker end, never answer, or refuse the witness."""

@@ -21,9 +21,8 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import httpx
 
 from helper.clock import SystemClock
-from helper.config.sections import S3Section
-from helper.objects.base import Place
-from helper.objects.s3 import S3Bucket, open_bucket
+from helper.object_store.bucket import BucketLocation, S3Settings
+from helper.object_store.s3 import S3Bucket, open_bucket
 from tests.support.process import Process
 
 ENV: Final = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret", "AWS_REGION": "us-east-1"}
@@ -112,10 +111,10 @@ class ObjectStore(Process):
         """Its endpoint."""
         return str(self.told["url"])
 
-    def bucket(self, path: str = "", *, seconds: float = 10, name: str = BUCKET, **settings: object) -> S3Bucket:
+    def bucket(self, path: str = "", *, seconds: float = 10, name: str = BUCKET, **settings: Any) -> S3Bucket:
         """A bucket of it, as the product reaches it."""
-        section = S3Section.model_validate({"endpoint": self.url, **settings})
-        return open_bucket(section, Place(name, path), clock=SystemClock(), env={}, seconds=seconds)
+        section = S3Settings(endpoint=self.url, **settings)
+        return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
 
     async def faults(self, **switches: object) -> None:
         """Set the faults, and count from zero."""

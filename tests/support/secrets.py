@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from devnet.naming import Needle
+from devnet.leak_check import Needle
 from devnet.wallet import CastVote
-from helper.share import ShareKey
+from helper.core.share import ShareKey
 
 BEYOND_HEIGHTS = 5000
 """Leaves before a vote, so that its position is a number that no height of a test's chain has."""

@@ -19,14 +19,14 @@ from typing import Any
 
 import uvloop
 
-from helper.app import Service
-from helper.chain.client import ChainClient
+from helper.app.service import Service
+from helper.app.startup import run_service
+from helper.chain.rest_client import ChainClient
 from helper.clock import SystemClock
 from helper.config import load
-from helper.prover.pool import ProverPool
-from helper.running import run_service
-from helper.store.sqlite import SqliteStore
-from helper.telemetry.log import configure
+from helper.observability.log_config import configure
+from helper.reveal.prover.pool import ProverPool
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import ScaledClock
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")

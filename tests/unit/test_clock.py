@@ -8,7 +8,7 @@ import pytest
 
 from helper.clock import SLICE, SystemClock
 from tests.support.clock import FakeClock
-from tests.support.edges import PATIENCE, until
+from tests.support.fakes import PATIENCE, until
 
 
 class Waiter:

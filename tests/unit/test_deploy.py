@@ -1,6 +1,6 @@
 """The files in deploy/: what systemd says to the unit, and that names in them are those of the code.
 
-The container files are only read here: there is no container engine to build them with.
+The container files are only read here; `test_packaging` builds one on stand-ins for its base images.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from packaging.requirements import Requirement
 
 from helper.cli.main import COMMANDS
 from helper.config import Config, load
-from helper.config.files import CREDENTIALS, ENV_FILE
-from helper.manager import WALLETS
-from helper.objects.credentials import CREDENTIAL as S3_CREDENTIALS
-from helper.roles import ROLES
-from helper.server import STOP_GRACE
-from helper.store.postgres.link import make_link
+from helper.config.discovery import CREDENTIALS, ENV_FILE
+from helper.core.roles import ROLES
+from helper.object_store.credentials import CREDENTIAL as S3_CREDENTIALS
+from helper.runtime.systemd import WALLETS
+from helper.server.http_server import STOP_GRACE
+from helper.store.postgres.connection import create_connection_settings
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "deploy" / "systemd"
@@ -33,6 +33,20 @@ ANALYZE = [found for found in (shutil.which("systemd-analyze"),) if found]
 MOST_EXPOSED = 1.5
 URL = "postgresql://helper@/helper?host=/var/run/postgresql"
 """Of the database that is a profile."""
+
+
+MAIN_MB = 400
+"""Of the service itself: 110 with a million shares waiting, and bodies and connections at their limits."""
+PROVER_MB = 110
+"""Peak of a prover with the keys of both circuits."""
+PROVERS = 5
+SMALLEST_MACHINE_MB = 2048
+"""docs/operations.md, Install."""
+
+
+def megabytes(size: str) -> int:
+    """A size of systemd (1G, 1536M) or compose (1536m) in units of 2^20 bytes."""
+    return int(size[:-1]) * {"m": 1, "g": 1024}[size[-1].lower()]
 
 
 def settings_of(name: str) -> dict[str, str]:
@@ -68,6 +82,8 @@ def test_the_unit_fits_the_service() -> None:
     assert int(service["WatchdogSec"]) >= 10
     assert int(service["TimeoutStopSec"]) > 2 * STOP_GRACE
     assert (service["LimitCORE"], service["MemorySwapMax"], service["UMask"]) == ("0", "0", "0077")
+    assert MAIN_MB + PROVERS * PROVER_MB <= megabytes(service["MemoryHigh"]) < megabytes(service["MemoryMax"])
+    assert megabytes(service["MemoryMax"]) <= SMALLEST_MACHINE_MB * 3 / 4
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
     assert service["Environment"] == f"{ENV_FILE}=%d/helper.toml"
     command = service["ExecStart"].split()
@@ -90,6 +106,7 @@ def test_the_container_is_nobodys_and_healthy_by_its_own_word() -> None:
     for word, rest in lines:
         told.setdefault(word, []).append(rest)
     known = [
+        "ARG",
         "FROM",
         "RUN",
         "WORKDIR",
@@ -133,13 +150,14 @@ def test_the_cluster_has_a_profile_for_each_role_and_tells_nobody_more_than_it_n
     for role, service in services.items():
         assert set(service["secrets"]) == set(compose["secrets"])
         assert service["memswap_limit"] == service["mem_limit"]
+        assert megabytes(service["mem_limit"]) == megabytes(settings_of("svote-helper.service")["MemoryMax"])
         settings = {
             name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value).replace("/run/secrets", str(tmp_path))
             for name, value in service["environment"].items()
         }
         config = load(None, settings)
         assert (config.helper.role, config.store.url, config.sender.standby) == (role, URL, True)
-        assert make_link(config.store.url, schema="s", host="h")  # no network: nothing to encrypt
+        assert create_connection_settings(config.store.url, schema="s", host="h")  # no network: nothing to encrypt
     text = (CONTAINER / "Containerfile").read_text()
     assert "requirements-postgres.txt" in text
     assert URL in (CONTAINER / "compose.cluster.yaml").read_text()
@@ -166,6 +184,7 @@ def test_compose_gives_it_nothing_to_write_but_its_volume() -> None:
     assert helper["volumes"] == ["data:/var/lib/svote-helper"]
     assert set(compose["volumes"]) == {"data"}
     assert helper["mem_limit"] == helper["memswap_limit"]
+    assert megabytes(helper["mem_limit"]) == megabytes(settings_of("svote-helper.service")["MemoryMax"])
     assert helper["ulimits"]["core"] == 0
     assert int(helper["stop_grace_period"].removesuffix("s")) > 2 * STOP_GRACE
     assert chain["profiles"] == ["devnet"]

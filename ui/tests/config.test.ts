@@ -71,6 +71,16 @@ describe("asking a vote server", () => {
     expect(await reach("https://a.example", here)).toEqual({ kind: "silent" });
   });
 
+  it("reports a server that the content security policy blocks", async () => {
+    vi.stubGlobal("fetch", async () => {
+      const event = Object.assign(new Event("securitypolicyviolation"), { blockedURI: "https://a.example/x" });
+      setTimeout(() => document.dispatchEvent(event));
+      throw new TypeError("blocked");
+    });
+    expect(await reach("https://a.example", here)).toEqual({ kind: "blocked" });
+    expect(await reach("https://b.example", here)).toEqual({ kind: "silent" });
+  });
+
   it.each(["https://b.example", "http://b.example"])("from %s asks only what the page's policy allows", async (own) => {
     const fake = answers("{}");
     for (const url of ["http://a.example", "http://[::1]:8090", "javascript:alert(1)", "nonsense", "file:///x"]) {

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreError
-from helper.store.postgres.seals import KEY_BYTES, Seals
+from helper.store.postgres.keyring import KEY_BYTES, Keyring
 
 _ADVICE: Final = (
     "It holds lines of 64 hex digits, the same on every host: `(umask 077; openssl rand -hex 32 > FILE)` makes one."
 )
 
 
-def read_seals(file: Path) -> Seals:
+def read_keyring(file: Path) -> Keyring:
     """The keys in a file: one a line, the first seals; empty lines and those that begin with # are passed over.
 
     Raises:
@@ -43,7 +43,7 @@ def read_seals(file: Path) -> Seals:
             keys.append(_key(word, f"{file}:{number}"))
     if not keys:
         raise StoreError(f"the key file {file} holds no key", advice=_ADVICE)
-    return Seals(keys)
+    return Keyring(keys)
 
 
 def _key(word: str, place: str) -> bytes:

@@ -12,12 +12,12 @@ import psycopg
 from psycopg import sql
 
 from helper.errors import NothingThere, StoreCorrupt, StoreError, StoreForeign, StoreLocked
-from helper.store.copying.marks import refuse_marked
-from helper.store.copying.tables import MOVED, UNFINISHED
-from helper.store.postgres.link import Link
-from helper.store.postgres.seals import NAME_BYTES, Seals, UnsealedError
-from helper.store.postgres.tx import statements
-from helper.store.tx import Keys, fact_row, read_fact
+from helper.store.migration.marks import refuse_marked
+from helper.store.migration.tables import MOVED, UNFINISHED
+from helper.store.postgres.connection import ConnectionSettings
+from helper.store.postgres.keyring import NAME_BYTES, DecryptionError, Keyring
+from helper.store.postgres.transaction import statements
+from helper.store.transaction import Keys, fact_row, read_fact
 
 OLDEST_SERVER: Final = 150_000
 _STATEMENT_LOGS: Final = (
@@ -44,7 +44,7 @@ def migrations() -> tuple[str, ...]:
     return tuple(file.read_text("utf-8") for file in files)
 
 
-def connect(link: Link) -> Connection:
+def connect(link: ConnectionSettings) -> Connection:
     """A writing connection, on which a commit is on disk when it is answered."""
     conn: Connection = psycopg.connect(link.conninfo, **link.options())
     try:
@@ -82,7 +82,7 @@ def _need_discretion(conn: Connection) -> None:
             )
 
 
-def take_name(conn: Connection, link: Link) -> None:
+def take_name(conn: Connection, link: ConnectionSettings) -> None:
     """Hold this host's name for as long as the connection lives. The server waits for it a moment: it notices the end
     of a former holder's connection a little late.
 
@@ -101,7 +101,7 @@ def take_name(conn: Connection, link: Link) -> None:
     conn.execute("RESET lock_timeout")
 
 
-def refuse_held_name(link: Link) -> None:
+def refuse_held_name(link: ConnectionSettings) -> None:
     """Take this host's name and give it back: whether it is free is known before anything else is loaded. Whatever else
     is wrong, a database that cannot be reached too, is for the opening to say.
 
@@ -113,7 +113,7 @@ def refuse_held_name(link: Link) -> None:
         conn.execute("SELECT pg_advisory_unlock_all()")  # not by the connection's end, of which the server hears late
 
 
-def join(conn: Connection, link: Link) -> None:
+def join(conn: Connection, link: ConnectionSettings) -> None:
     """Be one of those that work on the database, for as long as the connection lives: a move has it alone.
 
     Raises:
@@ -125,7 +125,7 @@ def join(conn: Connection, link: Link) -> None:
         )
 
 
-def refuse_moved(conn: Connection, link: Link) -> None:
+def refuse_moved(conn: Connection, link: ConnectionSettings) -> None:
     """Refuse a database that a move has marked.
 
     Raises:
@@ -135,7 +135,7 @@ def refuse_moved(conn: Connection, link: Link) -> None:
     refuse_marked(unfinished, moved, f"{link.shown()}, schema {link.schema}")
 
 
-def need_ready(conn: Connection, link: Link, seals: Seals) -> None:
+def need_ready(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
     """Look whether the schema is this version's and these are its hosts' keys; nothing is made or changed.
 
     Raises:
@@ -154,7 +154,7 @@ def need_ready(conn: Connection, link: Link, seals: Seals) -> None:
     _open_probe(read_fact(conn.execute(statements()["get_meta"], ("seal.check",)).fetchall()), seals)
 
 
-def prepare(conn: Connection, link: Link, seals: Seals) -> Keys:
+def prepare(conn: Connection, link: ConnectionSettings, seals: Keyring) -> Keys:
     """Make the schema or bring it up to date, one host at a time; the database's own keys.
 
     Raises:
@@ -172,7 +172,7 @@ def prepare(conn: Connection, link: Link, seals: Seals) -> Keys:
     return keys
 
 
-def _migrate(conn: Connection, link: Link) -> None:
+def _migrate(conn: Connection, link: ConnectionSettings) -> None:
     tables = {row[0] for row in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (link.schema,))}
     if tables and "schema_version" not in tables:
         raise StoreForeign(f"the schema {link.schema} is another program's")
@@ -197,7 +197,7 @@ def _key(conn: Connection, name: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _check_seals(conn: Connection, link: Link, seals: Seals) -> None:
+def _check_seals(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
     """Refuse a key file that can not open what the other hosts sealed, or that seals what they can not open."""
     told = _fact(conn, "seal.check", seals.seal(_PROBE).hex())
     _open_probe(told, seals)
@@ -208,13 +208,13 @@ def _check_seals(conn: Connection, link: Link, seals: Seals) -> None:
     conn.execute(statements()["set_meta"], fact_row("seal.check", fresh))
 
 
-def _show_keys(conn: Connection, link: Link, seals: Seals) -> None:
+def _show_keys(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
     """Have others see which keys this host has while the connection lives; their names tell nothing of them."""
     for name in seals.names:
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('key ' || %s))", (link.schema, name.hex()))
 
 
-def _need_known(conn: Connection, link: Link, name: bytes) -> None:
+def _need_known(conn: Connection, link: ConnectionSettings, name: bytes) -> None:
     """Refuse to seal with a key that a host that lives does not have: it would not know the nullifiers of these shares
     when the chain counts them, and what it has taken in no other host looks through again.
     """
@@ -226,10 +226,10 @@ def _need_known(conn: Connection, link: Link, name: bytes) -> None:
         )
 
 
-def _open_probe(text: str | None, seals: Seals) -> None:
+def _open_probe(text: str | None, seals: Keyring) -> None:
     try:
         sound = text is not None and seals.open(bytes.fromhex(text)) == _PROBE
-    except (UnsealedError, ValueError):
+    except (DecryptionError, ValueError):
         sound = False
     if not sound:
         raise StoreCorrupt("the database is damaged: its sealed word is not what it was")

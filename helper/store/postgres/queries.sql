@@ -153,8 +153,8 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
 -- name: is_buried
 SELECT 1 FROM tombstones WHERE round_no = %s AND mac = %s;
 
--- name: is_live
-SELECT 1 FROM shares WHERE mac = %s;
+-- name: live_id
+SELECT id FROM shares WHERE mac = %s;
 
 -- name: is_spent
 SELECT 1 FROM spent WHERE round_no = %s AND nullifier = %s;

@@ -9,12 +9,12 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from helper.errors import StoreError, StoreUnreachable
-from helper.store.listing import Row
-from helper.store.postgres.failure import is_lost, translate
-from helper.store.postgres.link import CONNECT_SECONDS, Link
-from helper.store.postgres.sealing import Sealing
-from helper.store.postgres.tx import statements
-from helper.store.tx import Params
+from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
+from helper.store.postgres.errors import is_lost, translate
+from helper.store.postgres.row_encryption import RowEncryption
+from helper.store.postgres.transaction import statements
+from helper.store.share_listing import Row
+from helper.store.transaction import Params
 
 CONNECTIONS: Final = 4
 """Connections of one host that read; operators' questions and wallets' share them."""
@@ -23,10 +23,10 @@ CONNECTIONS: Final = 4
 logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 
-class PgReader:
+class PostgresReader:
     """A pool of connections that only read."""
 
-    def __init__(self, link: Link, sealing: Sealing) -> None:
+    def __init__(self, link: ConnectionSettings, sealing: RowEncryption) -> None:
         self._link = link
         self._sealing = sealing
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]] | None = None

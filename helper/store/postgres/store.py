@@ -16,16 +16,16 @@ from helper.store.part_acts import ActsPart
 from helper.store.part_chain import ChainPart
 from helper.store.part_queue import QueuePart, report_damaged
 from helper.store.part_work import WorkPart
-from helper.store.postgres import sender
-from helper.store.postgres.hearing import Hearing
-from helper.store.postgres.link import make_link
-from helper.store.postgres.reader import PgReader
-from helper.store.postgres.sealing import Sealing
-from helper.store.postgres.seals import Seals
-from helper.store.postgres.tx import Hands, PgTx
-from helper.store.postgres.writer import PgWriter
+from helper.store.postgres import sender_lease
+from helper.store.postgres.connection import create_connection_settings
+from helper.store.postgres.keyring import Keyring
+from helper.store.postgres.listener import NotificationListener
+from helper.store.postgres.reader import PostgresReader
+from helper.store.postgres.row_encryption import RowEncryption
+from helper.store.postgres.transaction import ClaimState, PostgresTransaction
+from helper.store.postgres.writer import PostgresWriter
 from helper.store.rows import DamagedShare
-from helper.store.thread import WriterStats
+from helper.store.writer_thread import WriterStats
 
 log = structlog.get_logger("helper.store")
 
@@ -59,7 +59,7 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         self,
         address: str,
         *,
-        seals: Seals,
+        seals: Keyring,
         host: str,
         schema: str = "svote_helper",
         clock: Clock | None = None,
@@ -67,12 +67,12 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         self._clock = SystemClock() if clock is None else clock
-        link = make_link(address, schema=schema, host=host, patience=lease * _PATIENCE)
-        self._hands = Hands(host, lease)
-        self._writer: PgWriter = PgWriter(link, seals, self._hands, on_damaged)
-        self._reader: PgReader = PgReader(link, Sealing(seals))
-        self._operators: PgReader = self._reader
-        self._hearing = Hearing(link)
+        link = create_connection_settings(address, schema=schema, host=host, patience=lease * _PATIENCE)
+        self._hands = ClaimState(host, lease)
+        self._writer: PostgresWriter = PostgresWriter(link, seals, self._hands, on_damaged)
+        self._reader: PostgresReader = PostgresReader(link, RowEncryption(seals))
+        self._operators: PostgresReader = self._reader
+        self._hearing = NotificationListener(link)
         self._heard: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -131,14 +131,14 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         Returns:
             The fence, greater than all before; None where another host sends.
         """
-        fence = await self._writer.run(partial(sender.take, outer=outer))
+        fence = await self._writer.run(partial(sender_lease.take, outer=outer))
         self._hands.sender = fence or 0
         return fence
 
     async def keep_sender(self) -> bool:
         """Stay it for another lease; False when another host has taken over."""
         fence = self._hands.sender
-        kept = fence != 0 and await self._writer.run(partial(sender.keep, fence=fence))
+        kept = fence != 0 and await self._writer.run(partial(sender_lease.keep, fence=fence))
         if not kept and self._hands.sender == fence:
             self._hands.sender = 0
         return kept
@@ -147,7 +147,7 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         """Stop being it, so that another host need not wait."""
         fence, self._hands.sender = self._hands.sender, 0
         if fence:
-            await self._writer.run(partial(sender.leave, fence=fence))
+            await self._writer.run(partial(sender_lease.leave, fence=fence))
 
     async def sender_host(self) -> str:
         """Which host sends, "" for none."""
@@ -199,7 +199,7 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         return self._writer.stats
 
 
-def renew(tx: PgTx) -> int:
+def renew(tx: PostgresTransaction) -> int:
     """Have this host's claims hold for another lease; how many do. One that another host has is none of them."""
     hands = tx.hands
     return tx.run("renew", {"host": hands.host, "lease": hands.lease, "fences": list(hands.fences.values())})

@@ -17,16 +17,16 @@ import psycopg
 import structlog
 
 from helper.errors import StoreError, StoreFull, StoreUnreachable
-from helper.store.jobs import Job, parts, resolve, tell
-from helper.store.postgres.failure import is_lost, translate, worth_repeating
-from helper.store.postgres.link import Link
+from helper.store.postgres.connection import ConnectionSettings
+from helper.store.postgres.errors import is_lost, translate, worth_repeating
+from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import connect, join, prepare, refuse_moved, take_name
-from helper.store.postgres.sealing import Sealing
-from helper.store.postgres.seals import Seals
-from helper.store.postgres.tx import AloneError, Hands, PgTx
+from helper.store.postgres.row_encryption import RowEncryption
+from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.rows import DamagedShare
-from helper.store.thread import WritingThread
-from helper.store.tx import Keys
+from helper.store.transaction import Keys
+from helper.store.write_jobs import WriteJob, parts, resolve, tell
+from helper.store.writer_thread import WritingThread
 
 log = structlog.get_logger("helper.store")
 
@@ -34,7 +34,7 @@ _TRIES: Final = 4
 """How often an operation runs while other hosts are in its way."""
 
 
-class PgWriter(WritingThread[PgTx]):
+class PostgresWriter(WritingThread[PostgresTransaction]):
     """The writing thread of one host.
 
     Args:
@@ -47,13 +47,15 @@ class PgWriter(WritingThread[PgTx]):
         trouble: why the last batch could not be committed, None while it could.
     """
 
-    def __init__(self, link: Link, seals: Seals, hands: Hands, on_damaged: Callable[[DamagedShare], None]) -> None:
+    def __init__(
+        self, link: ConnectionSettings, seals: Keyring, hands: ClaimState, on_damaged: Callable[[DamagedShare], None]
+    ) -> None:
         super().__init__(on_damaged)
         self._link = link
         self._seals = seals
         self._hands = hands
         self._keys: Keys | None = None
-        self._tx: PgTx | None = None
+        self._tx: PostgresTransaction | None = None
         self.trouble: str | None = None
 
     # ------------------------------------------------------------------ the thread
@@ -70,7 +72,7 @@ class PgWriter(WritingThread[PgTx]):
     def _close(self) -> None:
         self._disconnect()
 
-    def _connect(self) -> PgTx:
+    def _connect(self) -> PostgresTransaction:
         conn = connect(self._link)
         try:
             take_name(conn, self._link)  # first: whoever has no name changes nothing
@@ -80,7 +82,7 @@ class PgWriter(WritingThread[PgTx]):
         except BaseException:
             conn.close()
             raise
-        self._tx = PgTx(self._keys, conn, Sealing(self._seals), self._hands)
+        self._tx = PostgresTransaction(self._keys, conn, RowEncryption(self._seals), self._hands)
         return self._tx
 
     def _disconnect(self) -> None:
@@ -102,7 +104,7 @@ class PgWriter(WritingThread[PgTx]):
                     log.exception("the writer failed")
                 self._fail(batch, error)
 
-    def _work(self, batch: list[Job]) -> None:
+    def _work(self, batch: list[WriteJob]) -> None:
         """Run a batch, whole or in parts; every job of it is answered."""
         done = 0
         in_doubt = False
@@ -128,16 +130,16 @@ class PgWriter(WritingThread[PgTx]):
         tx.erased = False
         resolve(batch)
 
-    def _changes(self, tx: PgTx) -> int:
+    def _changes(self, tx: PostgresTransaction) -> int:
         return tx.changes
 
-    def _spoils(self, tx: PgTx, error: Exception) -> bool:  # noqa: ARG002 (SQLite's)
-        return isinstance(error, psycopg.Error | AloneError)
+    def _spoils(self, tx: PostgresTransaction, error: Exception) -> bool:  # noqa: ARG002 (SQLite's)
+        return isinstance(error, psycopg.Error | ExclusiveLockRequired)
 
     def _translate(self, error: BaseException) -> BaseException:
         return translate(error)
 
-    def _after(self, error: Exception, batch: list[Job], stopped_at: int, *, in_doubt: bool) -> None:
+    def _after(self, error: Exception, batch: list[WriteJob], stopped_at: int, *, in_doubt: bool) -> None:
         """Run in parts what could not be committed as a whole, or tell its callers."""
         self.stats.failures += 1
         for job in batch:
@@ -149,7 +151,7 @@ class PgWriter(WritingThread[PgTx]):
             else:
                 batch[0].tries += 1
                 self._work(batch)
-        elif isinstance(error, AloneError):
+        elif isinstance(error, ExclusiveLockRequired):
             for part in (batch[:stopped_at], batch[stopped_at : stopped_at + 1], batch[stopped_at + 1 :]):
                 if part:
                     self._work(part)
@@ -162,7 +164,7 @@ class PgWriter(WritingThread[PgTx]):
         else:
             self._fail(batch, error)
 
-    def _fail(self, batch: list[Job], error: Exception) -> None:
+    def _fail(self, batch: list[WriteJob], error: Exception) -> None:
         told = translate(error)
         if isinstance(told, StoreUnreachable | StoreFull):
             self.trouble = str(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
+import ecdsa
 import pytest
 
 from admin import adr036
@@ -98,6 +99,16 @@ def test_our_own_signatures_are_as_a_wallets() -> None:
     for wrong in (b"", bytes(32), ORDER.to_bytes(32, "big"), bytes(33)):
         with pytest.raises(ValueError, match="private key"):
             adr036.sign(b"text", wrong)
+
+
+def test_sign_with_the_ecdsa_package_disabled_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the private key reached the ecdsa package")
+
+    for name in ("from_string", "from_secret_exponent", "sign_digest_deterministic", "sign_digest"):
+        monkeypatch.setattr(ecdsa.SigningKey, name, refuse)
+    signer, pub_key, signature = adr036.sign(b"text", b"\x07" * 32)
+    adr036.verify(b"text", signer=signer, pub_key=pub_key, signature=signature)
 
 
 def test_the_validators_address_is_the_same_bytes_with_another_prefix() -> None:

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from admin import adr036
-from admin.rarely import LOOK_AGAIN
 from admin.registry import AT_ONCE
 from admin.store import LIFE
+from admin.voting_config import vote_server_origins
 from tests.conftest import recorded_lines
-from tests.unit.admin.parts import CONFIG_URL, KEY, NOW, open_desk, signed
+from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, open_desk, signed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
 
@@ -41,7 +41,7 @@ async def test_a_signed_registration_waits_for_a_week(tmp_path: Path) -> None:
         ]
         desk.clock.advance(LIFE)
         assert await desk.pending() == []
-        assert await desk.store.sweep(now=desk.clock.now()) == 1
+        assert await desk.store.addresses_after("", 10) == []
 
 
 async def test_registering_again_replaces_and_keeps_when_it_first_asked(tmp_path: Path) -> None:
@@ -65,7 +65,6 @@ async def test_who_is_in_staking_is_registered_and_waits_no_more(tmp_path: Path)
         assert len(await desk.pending()) == 1
         operator = adr036.validator_address(body["operator_address"])
         desk.staking.inside[operator] = "BOND_STATUS_UNBONDED"
-        desk.clock.advance(LOOK_AGAIN)
         assert await desk.pending() == [], "whatever its status"
         answer = await desk.register(signed(timestamp=NOW + 5))
         assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
@@ -78,10 +77,8 @@ async def test_a_chain_that_is_away_drops_nobody(tmp_path: Path) -> None:
         body = signed()
         assert (await desk.register(body)).json()["status"] == "pending"
         desk.staking.inside[adr036.validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
-        desk.clock.advance(LOOK_AGAIN)
         assert len(await desk.pending()) == 1
         desk.staking.away = False
-        desk.clock.advance(LOOK_AGAIN)
         assert await desk.pending() == []
 
 
@@ -94,18 +91,8 @@ async def test_where_no_node_can_say_not_all_who_wait_are_asked_about(tmp_path: 
         assert len(await desk.pending()) == 3 * AT_ONCE
         assert len(desk.staking.asked) == AT_ONCE
         desk.staking.away = False
-        desk.clock.advance(LOOK_AGAIN)
         await desk.pending()
         assert len(desk.staking.asked) == 4 * AT_ONCE
-
-
-async def test_staking_is_not_asked_for_each_look(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
-        await desk.register(signed())
-        asked = len(desk.staking.asked)
-        for _ in range(5):
-            await desk.pending()
-        assert len(desk.staking.asked) == asked + 1
 
 
 async def test_registrations_survive_a_restart(tmp_path: Path) -> None:
@@ -228,6 +215,44 @@ async def test_the_configuration_is_passed_through_as_published(tmp_path: Path) 
     async with open_desk(path) as desk:
         await desk.config.refresh()
         assert (await desk.http.get("/voting-config")).content == published, "the last good copy survives"
+
+
+async def test_vote_server_origins_follow_the_configuration_and_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "admin.db"
+    async with open_desk(path) as desk:
+        assert list(desk.config.origins) == []
+        desk.web.pages[CONFIG_URL] = httpx.Response(200, content=json.dumps(GOOD).encode())
+        await desk.config.refresh()
+        assert list(desk.config.origins) == ["https://a.example.org"]
+    async with open_desk(path) as desk:
+        assert list(desk.config.origins) == ["https://a.example.org"]
+
+
+@pytest.mark.parametrize(
+    ("url", "origins"),
+    [
+        ("https://a.example.org/path?query", ("https://a.example.org",)),
+        ("https://A.example.org:8443", ("https://a.example.org:8443",)),
+        ("https://höhle.example.org", ("https://xn--hhle-5qa.example.org",)),
+        ("https://user:password@a.example.org", ("https://a.example.org",)),
+        ("http://127.0.0.1:8090", ("http://127.0.0.1:8090",)),
+        ("http://a.example.org", ()),
+        ("https://[2606:4700::1111]", ()),
+        ("https://a.example.org; script-src *", ()),
+        ("https://*", ()),
+        ("https://a.example.org\r\nX: y", ()),
+        ("https://", ()),
+    ],
+)
+def test_vote_server_origins_of_a_url_are_safe_in_a_policy(url: str, origins: tuple[str, ...]) -> None:
+    assert vote_server_origins(json.dumps({"vote_servers": [{"url": url}, {"url": url}]}).encode()) == origins
+
+
+def test_vote_server_origins_of_many_servers_are_bounded() -> None:
+    servers = [{"url": f"https://server-{number}.example.org"} for number in range(1000)]
+    origins = vote_server_origins(json.dumps({"vote_servers": servers}).encode())
+    assert 60 < len(origins) < 70
+    assert len(" ".join(origins)) <= 2000
 
 
 BAD_PAGES = {

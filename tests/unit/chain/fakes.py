@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,10 @@ from urllib.parse import parse_qs
 import anyio
 import httpx
 
-from helper.chain.failover import Endpoints, make_endpoints
+from helper.chain.node_pool import NodePool, create_nodes
+from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.share import ShareState
+from helper.store.block_ranges import BlockRange, add_range, remove_range
 from helper.store.rows import RoundLike, SentReveal, Spent, StoredRound
 from tests.conftest import recorded_lines
 from tests.support.clock import FakeClock
@@ -155,9 +157,12 @@ class Node:
 
     def _search(self, query: dict[str, str]) -> httpx.Response:
         size, page = int(query["per_page"]), int(query["page"])
+        bounds = dict(re.findall(r"tx\.height(>=|<=)([0-9]+)", query["query"]))
+        heights = range(int(bounds.get(">=", 0)), int(bounds.get("<=", self.height)) + 1)
         every = [
             {"height": str(height), "tx_result": result}
             for height in sorted(self.txs)
+            if height in heights
             for result in (self.results[sha256(tx).hexdigest().upper()] for tx in self.txs[height])
         ]
         found = every[(page - 1) * size : page * size]
@@ -176,11 +181,11 @@ class Network(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("connection refused", request=request)
         return await node.handle(request)
 
-    def endpoints(self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any) -> Endpoints:
+    def endpoints(self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any) -> NodePool:
         """All nodes as endpoints, in order, with their RPC at the same host when asked for."""
         urls = [f"http://{host}:1317" for host in self.nodes]
         rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
-        return Endpoints(make_endpoints(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
+        return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
 
 
 class MemoryStore:
@@ -190,6 +195,9 @@ class MemoryStore:
         self.kept_rounds: dict[bytes, StoredRound] = {}
         self.spent: list[Spent] = []
         self.heights: list[int] = []
+        self.reached: int | None = None
+        self.unread: list[BlockRange] = []
+        self.read_later: list[BlockRange] = []
         self.ours: dict[Spent, int] = {}
         self.sent: list[SentReveal] = []
         self.with_shares: set[bytes] = set()
@@ -245,7 +253,25 @@ class MemoryStore:
         return {round_id: {ShareState.RECEIVED: 1} for round_id in self.with_shares}
 
     async def cursor(self) -> int | None:
-        return max(self.heights, default=None)
+        reached = [height for height in (*self.heights, self.reached) if height is not None]
+        return max(reached, default=None)
+
+    async def skip_to(self, height: int, *, first: int) -> None:
+        cursor = await self.cursor()
+        if cursor is not None and cursor >= height:
+            return
+        first = first if cursor is None else cursor + 1
+        if first <= height:
+            self.unread = add_range(self.unread, first, height)
+        self.reached = height
+
+    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        self.unread = remove_range(self.unread, first, last)
+        self.read_later.append((first, last))
+        return await self.add_spent(spent)
+
+    async def unread_blocks(self) -> list[BlockRange]:
+        return list(self.unread)
 
     async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
         if self.full:

@@ -12,7 +12,7 @@ import pytest
 
 from admin import adr036
 from helper.cli.main import main
-from tests.unit.admin.test_armour import ARGON2, PASSPHRASE
+from tests.unit.admin.test_key_armor import ARGON2, PASSPHRASE
 
 KEY = bytes(range(1, 33))
 SIGNER = adr036.sign(b"", KEY)[0]
@@ -81,6 +81,24 @@ def test_what_the_helper_answers_is_said(
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert asked == [("POST", "http://helper.example.org/api/register-validator")]
+
+
+def test_pending_with_several_pages_prints_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = [
+        {"operator_address": SIGNER, "url": "", "moniker": f"node {number}", "requested_at": 1, "expires_at": 2}
+        for number in range(3)
+    ]
+
+    def answer(_method: str, url: str, **_: Any) -> httpx.Response:
+        page = int(httpx.URL(url).params["page"])
+        link = {"Link": f'<?page={page + 1}>; rel="next"'} if page < len(waiting) else {}
+        return httpx.Response(200, json=[waiting[page - 1]], headers=link)
+
+    monkeypatch.setattr(httpx, "request", answer)
+    assert run("pending", "--to", "http://helper.example.org", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"pending": waiting}
 
 
 @pytest.mark.parametrize(("passphrase", "code"), [(PASSPHRASE, 0), ("another", 4)])

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from helper.archive.names import Entry, bundle_name, index_name, part_of, write_index
 from helper.cli.proof import Source
 from helper.cli.rounds import time_left
-from helper.evidence import pack
-from helper.objects.base import Found
-from tests.recorded.test_evidence import BUNDLE, FIRST, other
+from helper.object_store.bucket import StoredObject
+from helper.operations.archive.object_names import Entry, bundle_name, index_name, part_of, write_index
+from helper.operations.proof_bundle import pack
+from tests.recorded.test_proof_bundle import BUNDLE, FIRST, other
 from tests.support.bucket import MemoryBucket
 from tests.support.schemas import conforms
-from tests.unit.cli.live import live_daemon
+from tests.unit.cli.live_daemon import live_daemon
 from tests.unit.cli.test_main import run
-from tests.unit.intake_parts import END, ROUND_ID
-from tests.unit.operations_parts import Desk
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.operations.action_fixtures import Desk
 
 NULLIFIER = FIRST.message.nullifier.hex()
 
@@ -32,7 +32,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings whose only node is not there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.setattr("helper.cli.chain_source.configure", lambda *_: None)
+    monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
     Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
     Path("good.zip").write_bytes(BUNDLE)
     Path("bad.zip").write_bytes(other(root=b"\x01" * 32))
@@ -125,9 +125,9 @@ def test_an_archive_is_asked_first_and_believed_only_where_all_of_it_holds(
     )
     bucket = MemoryBucket()
     if spoilt != "away":
-        bucket.objects[bundle_name(round_id, FIRST.tx_hash)] = Found(bundle, "1")
-    bucket.objects[index_name(round_id, part_of(FIRST.height))] = Found(write_index([entry]), "2")
-    monkeypatch.setattr("helper.archive.making.open_bucket", lambda *_, **__: bucket)
+        bucket.objects[bundle_name(round_id, FIRST.tx_hash)] = StoredObject(bundle, "1")
+    bucket.objects[index_name(round_id, part_of(FIRST.height))] = StoredObject(write_index([entry]), "2")
+    monkeypatch.setattr("helper.operations.archive.factory.open_bucket", lambda *_, **__: bucket)
     with Path("helper.toml").open("a") as file:
         file.write('[archive]\nplace = "s3://votes/proofs"\n')
     archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")
@@ -182,7 +182,7 @@ async def test_without_a_daemon_rounds_are_read_from_the_file(capsys: pytest.Cap
 
 
 async def file_rounds(desk: Desk) -> dict[str, Any]:
-    from helper.api.answers import file_answer  # noqa: PLC0415
+    from helper.server.queue_responses import file_answer  # noqa: PLC0415
     from helper.store import ReadOnlyQueue  # noqa: PLC0415
 
     answer = await file_answer(ReadOnlyQueue(desk.path), "/rounds", {}, now=END + 5)

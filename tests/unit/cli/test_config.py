@@ -12,7 +12,7 @@ import pytest
 
 from helper.config import Config, load
 from helper.config.example import example
-from helper.doctor.chain import Look
+from helper.doctor.chain import NodeReport
 from tests.unit.cli.test_main import run
 
 
@@ -153,14 +153,16 @@ class Looked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: str | None) -> None:
         now = time.time()
         looks = [
-            Look(name, problem=problem, chain_id="" if problem else "one", height=7, block_time=now, version="v1.3.0")
+            NodeReport(
+                name, problem=problem, chain_id="" if problem else "one", height=7, block_time=now, version="v1.3.0"
+            )
             for name, problem in nodes.items()
         ]
 
-        async def look_at_all(_nodes: object, _clock: object) -> list[Look]:
+        async def query_nodes(_nodes: object, _clock: object) -> list[NodeReport]:
             return looks
 
-        monkeypatch.setattr("helper.doctor.chain.look_at_all", look_at_all)
+        monkeypatch.setattr("helper.doctor.chain.query_nodes", query_nodes)
 
 
 def test_validate_online_tells_of_every_node(

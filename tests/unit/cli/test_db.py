@@ -13,9 +13,9 @@ import pytest
 
 from helper.cli import db as db_module
 from helper.store import SqliteStore
-from helper.store.queries import migrations
+from helper.store.sql_files import migrations
 from tests.unit.cli.test_main import run
-from tests.unit.store.parts import put
+from tests.unit.store.fixtures import put
 
 PASSPHRASE = "correct horse battery"
 

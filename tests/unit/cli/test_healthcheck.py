@@ -13,8 +13,8 @@ from socketserver import BaseServer, UnixStreamServer
 
 import pytest
 
-from helper.config import glimpse_doors
-from helper.telemetry.checks import Check, to_text
+from helper.config import peek_listen_addresses
+from helper.observability.health_checks import Check, to_text
 from tests.support.process import free_port
 from tests.unit.cli.test_main import run
 
@@ -87,7 +87,7 @@ def test_the_daemon_says_how_it_is(
     assert run("healthcheck", "--json") == code
     answer = json.loads(capsys.readouterr().out)
     assert (answer["status"], answer["asked"]) == (status, "helper.sock")
-    assert answer["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node"}
+    assert answer["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node", "note": None}
 
 
 def test_without_a_socket_the_wallets_port_is_asked(on_port: HTTPServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +131,8 @@ def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
 def test_where_a_helper_answers_is_seen_without_checking_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "helper.toml"
     path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
-    doors = glimpse_doors(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})
+    doors = peek_listen_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})
     assert (doors.socket, doors.host, doors.port) == (Path("/srv/helper.sock"), "::1", 8090)
     path.write_text("[helper\n")
-    assert glimpse_doors(path, {}) == glimpse_doors(None, {})
-    assert glimpse_doors(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"}).socket == Path("/run/x.sock")
+    assert peek_listen_addresses(path, {}) == peek_listen_addresses(None, {})
+    assert peek_listen_addresses(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"}).socket == Path("/run/x.sock")

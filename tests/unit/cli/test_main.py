@@ -99,8 +99,8 @@ def test_a_command_loads_no_other_and_no_native_code() -> None:
     """A short command must start fast, and work where another one's libraries are broken."""
     code = (
         "import sys\n"
-        "from helper.cli.main import make_cli\n"
-        "make_cli(['config', 'show'])\n"
+        "from helper.cli.main import create_cli\n"
+        "create_cli(['config', 'show'])\n"
         "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.queue') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,16 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.api import views
 from helper.cli.output import emit_table
-from helper.cli.queue_text import moment
-from helper.share import ShareState
+from helper.cli.queue_output import moment
+from helper.core.share import ShareState
+from helper.ingest.payload import parse_share
+from helper.server import views
 from helper.store import SqliteStore
 from helper.store.base import Enqueued
-from helper.wire import parse_share
-from tests.unit.api.test_operator import STORY, make_entry
 from tests.unit.cli.test_main import run
-from tests.unit.intake_parts import END, ROUND_ID, FakeClock, body, make_round, payload
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeClock, body, make_round, payload
+from tests.unit.server.test_operator_routes import STORY, make_entry
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from helper.cli.second import refuse_a_second
-from helper.config import glimpse_database, load
+from helper.cli.single_instance import require_single_instance
+from helper.config import load, peek_database_path
 from helper.errors import StoreLocked
-from helper.store.filelock import FileLock
+from helper.store.sqlite.file_lock import FileLock
 from tests.support.command import refused_serve
 from tests.unit.cli.test_main import run
 
@@ -26,7 +26,7 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
     """Loading takes longer than a second daemon may take to be refused."""
     lock = FileLock(tmp_path / "q.db")
     lock.take()
-    late = ("typer", "pydantic", "helper.config.model", "helper.app", "proofs", "uvicorn", "structlog")
+    late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")
     loaded, said = refused_serve(settings(tmp_path), *late)
     lock.release(clean=False)
     assert loaded == "[]"
@@ -37,15 +37,15 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
 def test_looking_at_the_lock_changes_nothing(tmp_path: Path) -> None:
     database = tmp_path / "q.db"
     arguments = ["serve", "--db", str(database)]
-    refuse_a_second(arguments, {})
+    require_single_instance(arguments, {})
     assert list(tmp_path.iterdir()) == []
     lock = FileLock(database)
     assert lock.take()
     with pytest.raises(StoreLocked):
-        refuse_a_second(arguments, {})
+        require_single_instance(arguments, {})
     lock.say_open()
     lock.release(clean=False)
-    refuse_a_second(arguments, {})
+    require_single_instance(arguments, {})
     again = FileLock(database)
     assert not again.take(), "that the last daemon did not end in order is still there to see"
     again.release(clean=True)
@@ -58,7 +58,7 @@ def test_the_lock_is_looked_at_however_the_database_is_named(tmp_path: Path, arg
     lock = FileLock(tmp_path / "q.db")
     lock.take()
     with pytest.raises(StoreLocked):
-        refuse_a_second(given, {})
+        require_single_instance(given, {})
     lock.release(clean=False)
 
 
@@ -72,7 +72,7 @@ def test_other_command_lines_are_for_their_own_parser(
     monkeypatch.chdir(tmp_path)
     lock = FileLock(tmp_path / "q.db")
     lock.take()
-    refuse_a_second(arguments, {})
+    require_single_instance(arguments, {})
     lock.release(clean=False)
 
 
@@ -103,7 +103,7 @@ def test_a_glimpse_finds_the_database_that_the_settings_name(
     if text is not None:
         file = tmp_path / "helper.toml"
         file.write_text(text)
-    assert glimpse_database(file, env) == (None if expected is None else Path(expected))
+    assert peek_database_path(file, env) == (None if expected is None else Path(expected))
     if expected is not None:
         assert load(file, env).db_path == Path(expected)
 

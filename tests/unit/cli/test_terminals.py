@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
+import orjson
 import pytest
 
+from helper.cli.output import emit_json, json_line
 from tests.support.process import PATIENCE
 from tests.support.terminal import terminal
-from tests.unit.intake_parts import ROUND_ID
-from tests.unit.operations_parts import NOW, Desk
-from tests.unit.store.parts import posted
+from tests.unit.ingest.admission_fixtures import ROUND_ID
+from tests.unit.operations.action_fixtures import NOW, Desk
+from tests.unit.store.fixtures import posted
 
 MANY = 2000
 REF = re.compile(r"[0-9a-f]{12}")
@@ -132,3 +136,13 @@ def test_other_shells_have_their_scripts(tmp_path: Path) -> None:
     asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
     done = shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **asked)
     assert done.stdout == "queue\n", "and no text of another command beside it"
+
+
+def test_json_line_escapes_what_would_command_a_terminal_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"note": "\x00\x1b[2J\x7f\x9b2J\u2028é", "count": 3}
+    line = json_line(value)
+    assert orjson.loads(line) == value
+    assert not [char for char in line.removesuffix("\n") if unicodedata.category(char) == "Cc"]
+
+    emit_json({"path": "/tmp/\udcff\x9b", "é": 1.5})
+    assert json.loads(capsys.readouterr().out) == {"path": "/tmp/\udcff\x9b", "é": 1.5}

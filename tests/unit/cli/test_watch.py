@@ -20,9 +20,9 @@ import orjson
 import pytest
 from rich.console import Console
 
-from helper.cli.queue_screen import COLUMNS, Screen, bars, cells, plain, span
-from helper.cli.queue_stream import Gone, Told, follow
-from helper.control import NoAnswerError, NobodyError, ask_control, follow_control
+from helper.cli.status_stream import StateEvent, StreamLost, follow
+from helper.cli.watch_screen import COLUMNS, Screen, bars, cells, plain, span
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control, follow_control
 from tests.unit.cli.test_main import run
 
 NOW = 1_795_268_000
@@ -249,7 +249,7 @@ def stop(_seconds: float) -> None:
 
 def sleeping(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
     """Let this happen between two tries to reach the daemon."""
-    monkeypatch.setattr("helper.cli.queue_stream.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("helper.cli.status_stream.time", SimpleNamespace(sleep=sleep))
 
 
 def test_states_are_told_and_the_end_of_the_stream_too(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,9 +257,9 @@ def test_states_are_told_and_the_end_of_the_stream_too(feed: Feed, monkeypatch: 
     sleeping(monkeypatch, stop)
     stream = follow(Path("helper.sock"))
     assert list(itertools.islice(stream, 3)) == [
-        Told(STATE),
-        Told(changed(height=1235)),
-        Gone("the helper ended the stream"),
+        StateEvent(STATE),
+        StateEvent(changed(height=1235)),
+        StreamLost("the helper ended the stream"),
     ]
     with pytest.raises(EnoughError):
         next(stream)
@@ -269,17 +269,17 @@ def test_it_is_looked_for_again_and_again(tmp_path: Path, monkeypatch: pytest.Mo
     slept: list[float] = []
     sleeping(monkeypatch, slept.append)
     stream = follow(tmp_path / "none.sock")
-    gone = Gone(f"nobody answers on {tmp_path}/none.sock")
+    gone = StreamLost(f"nobody answers on {tmp_path}/none.sock")
     assert list(itertools.islice(stream, 3)) == [gone] * 3
     assert len(slept) == 2
 
 
 def test_what_does_not_answer_as_a_daemon_is_gone(feed: Feed) -> None:
     feed.status = 503
-    assert next(follow(Path("helper.sock"))) == Gone("HTTP 503")
-    with pytest.raises(NobodyError):
+    assert next(follow(Path("helper.sock"))) == StreamLost("HTTP 503")
+    with pytest.raises(DaemonNotRunningError):
         ask_control(Path("no.sock"), "/")
-    with pytest.raises(NoAnswerError, match="HTTP 503"):
+    with pytest.raises(DaemonUnresponsiveError, match="HTTP 503"):
         next(follow_control(Path("helper.sock"), "/events"))
 
 

@@ -16,9 +16,9 @@ import proofs
 from devnet.ballot import Ballot, seal
 from devnet.network import DevNet, Options
 from devnet.node import Node
-from devnet.stand_in import stand_in_proof
+from devnet.proof_verifier import statement_of
+from devnet.stand_in_proofs import stand_in_proof
 from devnet.tx import Reveal
-from devnet.verifying import statement_of
 
 START = 1_800_000_000
 API = "/shielded-vote/v1"

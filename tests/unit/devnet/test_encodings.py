@@ -9,7 +9,7 @@ import pytest
 from devnet.blocks import rfc3339_nano
 from devnet.gojson import GoJsonError, dumps, omit_zero, parse_object
 from devnet.recorded import reveal_of
-from devnet.tx import Cast, Delegation, NewRound, TxError, decode, encode, same_share_elsewhere, tx_hash
+from devnet.tx import Cast, Delegation, EndRound, NewRound, TxError, decode, encode, same_share_elsewhere, tx_hash
 from tests.conftest import recorded_lines
 
 
@@ -31,13 +31,14 @@ def test_recorded_reveals_encode_to_their_recorded_hashes() -> None:
         Delegation(b"\1" * 32, (b"\2" * 32, b"\3" * 32)),
         Cast(b"\1" * 32, b"\2" * 32, (b"\3" * 32,)),
         NewRound({"vote_round_id": "aa", "proposals": []}),
+        EndRound(b"\1" * 32),
     ],
 )
-def test_the_dev_chains_own_messages_come_back(message: Delegation | Cast | NewRound) -> None:
+def test_the_dev_chains_own_messages_come_back(message: Delegation | Cast | NewRound | EndRound) -> None:
     assert decode(encode(message)) == message
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x09abc", b"\x04\xff\xff", b"\x01{"])
+@pytest.mark.parametrize("raw", [b"", b"\x09abc", b"\x04\xff\xff", b"\x01{", b"\x7f[]", b"\x7f{}"])
 def test_other_bytes_are_no_transactions(raw: bytes) -> None:
     with pytest.raises(TxError):
         decode(raw)

@@ -247,7 +247,7 @@ def test_a_routes_own_rule_goes_before_the_rule_for_all() -> None:
     assert faults.shown() == {}
 
 
-@pytest.mark.parametrize("body", [{"latency": 5}, {"drop_reply": 2}, {"circuit": "k12"}, {"round_status": 9}])
+@pytest.mark.parametrize("body", [{"latency": 5}, {"drop_reply": 2}, {"circuit": "k12"}, {"round_status": 256}])
 async def test_unknown_switches_and_values_are_refused(body: dict[str, Any]) -> None:
     async with running() as net:
         answer = await net.rest.post("/devnet/faults", json=body)

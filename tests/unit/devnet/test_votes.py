@@ -47,6 +47,28 @@ async def test_proven_shares_are_counted_once_and_tallied_after_the_end() -> Non
         ]
 
 
+async def test_round_end_control_starts_the_tally_of_what_was_counted_before() -> None:
+    async with running(stand_in=False) as net:
+        round_id = await net.new_round(vote_end_time=START + 500)
+        ballot, position = await net.vote(round_id, weight=77)
+        reveals = [prove(net, ballot, position, index) for index in range(16)]
+        for reveal in reveals[:-1]:
+            await net.send(reveal)
+        await net.mine()
+
+        ended = await net.rest.post("/devnet/rounds/end", json={"round_id": round_id.hex()})
+        assert ended.status_code == 200
+        await net.mine()
+        shown = (await net.get(f"{API}/round/{round_id.hex()}"))["round"]
+        assert (shown["status"], shown["vote_end_time"]) == (2, START + 500)
+        late = await net.send(reveals[-1])
+        assert "vote round is not active" in late.json()["log"]
+        await net.mine(3)
+
+        (row,) = (await net.get(f"{API}/tally-results/{round_id.hex()}"))["results"]
+        assert row["total_value"] == 77 - ballot.shares[15].value, "the tally is of what was counted"
+
+
 async def test_a_proof_with_one_bit_flipped_is_refused_and_checked_only_once() -> None:
     async with running(stand_in=False) as net:
         ballot, position = await net.vote(await net.new_round())

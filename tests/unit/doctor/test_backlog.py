@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from helper.doctor.backlog import REVEALS_A_BLOCK, Pace, Waiting, judge_backlog
-from helper.doctor.finding import Level
+from helper.doctor.backlog import REVEALS_A_BLOCK, ProofRate, Waiting, judge_backlog
+from helper.doctor.result import Level
 
 NOW = 1_000_000.0
-ONE_A_SECOND = Pace(seconds_per_proof=2.0, slots=2, block_seconds=1.0)
+ONE_A_SECOND = ProofRate(seconds_per_proof=2.0, slots=2, block_seconds=1.0)
 MINUTE = 60
 
 
@@ -71,12 +71,12 @@ def test_a_round_whose_time_is_over_is_told_also_when_all_was_sent() -> None:
 
 
 def test_the_chains_blocks_bound_the_pace() -> None:
-    quick = Pace(seconds_per_proof=0.001, slots=64, block_seconds=5.0)
+    quick = ProofRate(seconds_per_proof=0.001, slots=64, block_seconds=5.0)
     assert quick.per_second == REVEALS_A_BLOCK / 5
-    assert Pace(None, 2, 5.0).per_second == REVEALS_A_BLOCK / 5
-    (found,) = judge_backlog([waits(10, 10)], Pace(None, 2), NOW)
+    assert ProofRate(None, 2, 5.0).per_second == REVEALS_A_BLOCK / 5
+    (found,) = judge_backlog([waits(10, 10)], ProofRate(None, 2), NOW)
     assert "proving was not measured" in found.message
-    assert Pace(2.0, 4, 1.0).per_second == 2.0
+    assert ProofRate(2.0, 4, 1.0).per_second == 2.0
 
 
 @pytest.mark.parametrize(

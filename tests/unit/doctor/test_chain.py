@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from helper.chain.http import SLOW
-from helper.doctor.chain import Expected, Look, judge_clock, judge_nodes
+from helper.chain.node_http import SLOW
+from helper.doctor.chain import Expected, NodeReport, judge_clock, judge_nodes
 from helper.doctor.circuit import judge_circuit
-from helper.doctor.finding import Finding, Level
+from helper.doctor.result import CheckResult, Level
 
 NOW = 1_000_000.0
 LIMITS = Expected(chain_id="svote-1", now=NOW, stale_after=90, clock_skew=120)
-GOOD = Look("a:1317", chain_id="svote-1", height=100, block_time=NOW - 3, version="v1.3.0", seconds=0.01)
+GOOD = NodeReport("a:1317", chain_id="svote-1", height=100, block_time=NOW - 3, version="v1.3.0", seconds=0.01)
 
 
-def named(name: str, **changes: object) -> Look:
+def named(name: str, **changes: object) -> NodeReport:
     return replace(GOOD, name=name, **changes)  # type: ignore[arg-type]
 
 
-def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in findings}
 
 
@@ -71,7 +71,7 @@ def test_a_slow_node_is_a_warning() -> None:
 
 
 def test_an_rpc_that_is_away_is_a_warning_and_the_node_stays_good() -> None:
-    judged = judge_nodes([named("a:1", rpc=Look("a:2", problem="unreachable"))], LIMITS)
+    judged = judge_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
     found = by_subject(judged.findings)
     assert found["rpc a:2"].level is Level.WARN
     assert found["node a:1"].level is Level.OK

@@ -23,16 +23,16 @@ from helper.doctor.daemon import (
     judge_sender,
     waiting_of,
 )
-from helper.doctor.finding import Finding, Level
+from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import examine
 from helper.doctor.settings import read_settings
-from helper.store.sqlite import SqliteStore
+from helper.store.sqlite.store import SqliteStore
 from tests.support.process import free_port
-from tests.unit.intake_parts import make_round
+from tests.unit.ingest.admission_fixtures import make_round
 
 pytestmark = pytest.mark.anyio
 
-Found = dict[str, Finding]
+Found = dict[str, CheckResult]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ async def findings(config: str | None = None) -> Found:
         path.write_text(config)
         path.chmod(0o600)
     report = await examine(path, {}, SystemClock(), skip_proof=True)
-    assert not report.left_behind
+    assert not report.has_hung_checks
     for finding in report.findings:
         assert finding.message
         assert bool(finding.advice) is (finding.level is not Level.OK), finding
@@ -119,6 +119,27 @@ async def test_a_database_is_told_and_looked_through(tmp_path: Path) -> None:
     assert found["file modes"].level is Level.OK
 
 
+@pytest.mark.parametrize(
+    ("ui", "level", "said"),
+    [
+        ("", Level.OK, "no credentials"),
+        ("enable = true", Level.WARN, "browser wallets cannot add the chain"),
+        ('chain_rest = "https://user:hidden@node.example.org"', Level.WARN, "[ui] chain_rest contains credentials"),
+        ('chain_rpc = "https://node.example.org/?key=hidden"', Level.WARN, "[ui] chain_rpc contains credentials"),
+        (
+            'enable = true\nchain_rest = "https://node.example.org/v1"\nchain_rpc = "https://rpc.example.org"',
+            Level.OK,
+            "no credentials",
+        ),
+    ],
+)
+async def test_doctor_with_addresses_for_browser_wallets_judges_them(ui: str, level: Level, said: str) -> None:
+    found = (await findings(with_node(f"[ui]\n{ui}\n")))["published addresses"]
+    assert found.level is level
+    assert said in found.message
+    assert "hidden" not in repr(found)
+
+
 async def test_a_bucket_s_keys_that_lie_open_are_named(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("[default]\n")
     (tmp_path / "keys").chmod(0o644)
@@ -173,7 +194,7 @@ async def test_what_hangs_is_told_and_waited_for_no_longer(monkeypatch: pytest.M
         began = time.monotonic()
         report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
         assert time.monotonic() - began < run_module.LONGEST
-        assert report.left_behind
+        assert report.has_hung_checks
         found = {finding.subject: finding for finding in report.findings}
         assert "nothing could be found out within" in found["fsync"].message
         assert found["backlog"].level is Level.OK
@@ -201,7 +222,7 @@ async def test_a_daemon_that_listens_and_says_nothing_is_told(tmp_path: Path, mo
         report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
     (line,) = [finding for finding in report.findings if finding.subject == "helper"]
     assert (line.level, line.message) == (Level.FAIL, "it listens and does not answer: no answer within 0.3 s")
-    assert not report.left_behind
+    assert not report.has_hung_checks
 
 
 async def test_what_is_no_daemon_is_told(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease.keeper import LeaseKeeper
 from tests.support.clock import FakeClock
-from tests.support.edges import until
+from tests.support.fakes import until
 
 
 class Place:

@@ -11,12 +11,11 @@ from typing import TypeVar
 import pytest
 
 from helper.clock import SlicedWait
-from helper.config.sections import S3Section
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease import Lease
-from helper.lease.record import Record, Watch
+from helper.lease.record import LeaseObservation, LeaseRecord
 from helper.lease.s3 import CHECK, NOBODY, S3Lease, s3_lease
-from helper.objects.base import Found, Place
+from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 
@@ -35,13 +34,13 @@ def lease(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S3Lease:
 def used() -> MemoryBucket:
     """A bucket with a lease that nobody has any more."""
     bucket = MemoryBucket()
-    record = Record(holder=NOBODY, host="", fence=0, beat=0, seconds=10, released=True, written=0)
-    bucket.objects[NAME] = Found(record.to_bytes(), '"used"')
+    record = LeaseRecord(holder=NOBODY, host="", fence=0, beat=0, seconds=10, released=True, written=0)
+    bucket.objects[NAME] = StoredObject(record.to_bytes(), '"used"')
     return bucket
 
 
-def there(bucket: MemoryBucket) -> Record:
-    return Record.from_bytes(bucket.objects[NAME].body)
+def there(bucket: MemoryBucket) -> LeaseRecord:
+    return LeaseRecord.from_bytes(bucket.objects[NAME].body)
 
 
 async def test_one_has_it_and_says_so_until_its_time_less_the_margin_is_over() -> None:
@@ -112,7 +111,7 @@ async def test_of_two_that_find_it_free_together_one_gets_it() -> None:
             super().__init__()
             self.barrier = asyncio.Barrier(2)
 
-        async def get(self, name: str) -> Found | None:
+        async def get(self, name: str) -> StoredObject | None:
             found = await super().get(name)
             if self.asked["get"] <= 2:
                 await self.barrier.wait()
@@ -255,7 +254,7 @@ async def test_a_store_that_refuses_what_stands_leaves_it_as_it_is() -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"x" * 5000, b'{"format": "another"}'], ids=repr)
 async def test_an_object_of_somebody_else_is_left_alone(content: bytes) -> None:
     bucket, clock = used(), FakeClock()
-    bucket.objects[NAME] = Found(content, '"1"')
+    bucket.objects[NAME] = StoredObject(content, '"1"')
     with pytest.raises(LeaseError, match="is no lease") as caught:
         await lease(bucket, clock).acquire()
     assert "name of its own" in caught.value.advice
@@ -307,12 +306,12 @@ def test_a_lease_that_would_keep_all_others_away_for_long_is_none() -> None:
 
 def test_a_place_without_an_object_is_none_for_a_lease() -> None:
     with pytest.raises(ConfigError, match=r"names no object.*s3://votes/sender\.json"):
-        s3_lease(S3Section(), Place("votes", ""), host="a", clock=FakeClock(), env={})
+        s3_lease(S3Settings(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
 
 
 def test_the_longer_of_both_times_is_waited_for() -> None:
-    record = Record(holder="0" * 32, host="a", fence=1, beat=1, seconds=20, written=0)
-    watch = Watch()
+    record = LeaseRecord(holder="0" * 32, host="a", fence=1, beat=1, seconds=20, written=0)
+    watch = LeaseObservation()
     watch.looked("x", 5.0)
     watch.looked("x", 20.0)
     assert [watch.lapsed(record, 10, now) for now in (24.9, 25.0)] == [False, True]

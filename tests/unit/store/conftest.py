@@ -8,7 +8,7 @@ import pytest
 from helper.store import SqliteStore
 from helper.store.base import DamagedShare
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import Opener
+from tests.unit.store.fixtures import Opener
 
 
 @pytest.fixture

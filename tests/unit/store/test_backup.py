@@ -10,14 +10,14 @@ from pathlib import Path
 import pyrage
 import pytest
 
+from helper.core.share import ShareState
 from helper.errors import BackupError, BackupKeyError, StoreCorrupt, StoreForeign, StoreLocked
-from helper.share import ShareState
 from helper.store import SqliteStore
-from helper.store.backup import restore, seal, unseal, write_backup
-from helper.store.filelock import FileLock
-from helper.store.snapshot import Snapshot, examine, take_snapshot
+from helper.store.backup import MAX_WORK_FACTOR, restore, seal, unseal, write_backup
+from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.snapshot import Snapshot, examine, take_snapshot
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, ROUND, Opener, broadcast_one, claim, files, hands_on, posted, put
+from tests.unit.store.fixtures import NOW, ROUND, Opener, broadcast_one, claim, files, hands_on, posted, put
 
 PASSPHRASE = "correct horse battery"
 
@@ -134,6 +134,41 @@ def test_nothing_is_sealed_weakly() -> None:
         seal(b"image")
     with pytest.raises(BackupError, match="not encrypted"):
         unseal(b"SQLite format 3\x00", passphrase=PASSPHRASE)
+
+
+@pytest.mark.parametrize("factor", [MAX_WORK_FACTOR + 1, 64, 99])
+def test_unseal_work_factor_above_maximum_is_refused_before_decrypting(
+    factor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrage.passphrase.decrypt", lambda *_: pytest.fail("decryption was started"))
+    with pytest.raises(BackupError, match=f"work factor is {factor}, the maximum is {MAX_WORK_FACTOR}") as caught:
+        unseal(_with_stanza(f"-> scrypt {'A' * 22} {factor}"), passphrase=PASSPHRASE)
+    assert not isinstance(caught.value, BackupKeyError)
+
+
+@pytest.mark.parametrize("factor", ["", "0", "-1", "021", "1e2", "999999999999", "18 19"])
+def test_unseal_invalid_work_factor_is_refused_before_decrypting(factor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyrage.passphrase.decrypt", lambda *_: pytest.fail("decryption was started"))
+    with pytest.raises(BackupError, match="invalid age header"):
+        unseal(_with_stanza(f"-> scrypt {'A' * 22} {factor}"), passphrase=PASSPHRASE)
+
+
+def test_unseal_expensive_second_scrypt_stanza_is_refused() -> None:
+    stanza = f"-> scrypt {'A' * 22}"
+    sealed = _with_stanza(f"{stanza} 10\n{'A' * 43}\n{stanza} 22")
+    with pytest.raises(BackupKeyError, match="Header is invalid"):  # age allows scrypt as the only stanza
+        unseal(sealed, passphrase=PASSPHRASE)
+
+
+def test_seal_work_factor_above_maximum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyrage.passphrase.encrypt", lambda *_: _with_stanza(f"-> scrypt {'A' * 22} 22"))
+    with pytest.raises(BackupError, match="work factor is 22"):
+        seal(b"image", passphrase=PASSPHRASE)
+
+
+def _with_stanza(stanza: str) -> bytes:
+    """An age file with this recipient stanza; its MAC is not valid."""
+    return f"age-encryption.org/v1\n{stanza}\n{'A' * 43}\n--- {'A' * 43}\n".encode() + b"\x00" * 32
 
 
 def test_a_backup_is_the_owners_alone_and_replaces_only_a_backup(tmp_path: Path) -> None:

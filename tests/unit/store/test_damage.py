@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
-from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import DamagedShare
-from helper.store.copying.file_side import FileSide
-from helper.store.copying.tables import SHARES
-from helper.store.listing import UNREADABLE_NOTE
+from helper.store.migration.sqlite_endpoint import SqliteEndpoint
+from helper.store.migration.tables import SHARES
 from helper.store.records import RevealRow, ShareRow
 from helper.store.rows import QueueEntry, QueueFilter
+from helper.store.share_listing import UNREADABLE_NOTE
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, ROUND, Opener, broadcast_one, claim, hands_on, posted, put, reveal, rows
+from tests.unit.store.fixtures import NOW, ROUND, Opener, broadcast_one, claim, hands_on, posted, put, reveal, rows
 
 KEY = b"k" * 32
 
@@ -292,7 +292,7 @@ async def test_a_purge_comes_to_its_end_though_an_index_names_a_share_that_is_no
 async def test_a_move_of_rows_out_of_their_order_is_refused(store: SqliteStore, path: Path, clock: FakeClock) -> None:
     await put(store, *range(30))
     await store.close()
-    side = FileSide(path, clock)
+    side = SqliteEndpoint(path, clock)
     side.look()
     assert len(side.page(SHARES, SHARES.start or ())) == 30
     side.close()

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from helper.clock import SystemClock
-from helper.share import ShareState
-from helper.store import SqliteStore, erasure
-from helper.store.opening import open_database
-from helper.store.queries import schema
-from helper.store.scrub import note_stale, scrub_pages
+from helper.core.share import ShareState
+from helper.store import SqliteStore
+from helper.store.sql_files import schema
+from helper.store.sqlite import erasure
+from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
 from proofs import page_gap
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import (
+from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
     ROUND,

@@ -9,13 +9,13 @@ from typing import NoReturn
 
 import pytest
 
+from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.share import ShareState
 from helper.store import SqliteStore
-from helper.store.opening import open_database
-from helper.store.scrub import scrub_pages
+from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.page_scrubber import scrub_pages
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import ROUND, Opener, files, put
+from tests.unit.store.fixtures import ROUND, Opener, files, put
 
 LEAF = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
 """A table leaf with two cells, the first of them at byte 0x0f00."""
@@ -68,7 +68,7 @@ async def test_a_start_is_refused_while_that_can_not_be_written(
     there = await crashed_copy(store, path)
     Path(f"{there}.lock").write_text(mark)
     with monkeypatch.context() as patch:
-        patch.setattr("helper.store.erasure.scrub_pages", fails)
+        patch.setattr("helper.store.sqlite.erasure.scrub_pages", fails)
         with pytest.raises(StoreError, match="could not be written back"):
             open_database(there, clock)
     assert await (await opened(there)).counts() == {ROUND: {ShareState.RECEIVED: 2}}
@@ -82,7 +82,7 @@ async def test_a_full_disk_refuses_no_start_and_erasure_is_tried_again(
 
     there = await crashed_copy(store, path)
     with monkeypatch.context() as patch:
-        patch.setattr("helper.store.erasure.scrub_pages", full)
+        patch.setattr("helper.store.sqlite.erasure.scrub_pages", full)
         opened = open_database(there, clock)
     assert opened.eraser.pending
     opened.eraser.tend(idle=True)

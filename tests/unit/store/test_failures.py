@@ -12,19 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreFull
-from helper.share import ShareState
 from helper.store import SqliteStore
 from helper.store.base import Enqueued
-from helper.store.chainfacts import set_meta
-from helper.store.failure import UnreadableRowError, is_environment, is_full, translate
-from helper.store.sqlite_tx import SqliteTx
-from helper.store.trouble import Trouble
+from helper.store.disk_health import LOCATION_EVERY, DiskHealth
+from helper.store.operations.chain_facts import set_meta
+from helper.store.sqlite.errors import UnreadableRowError, is_environment, is_full, translate
+from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import NOW, ROUND, claim_one, files, posted, put
+from tests.unit.store.fixtures import NOW, ROUND, claim_one, files, posted, put
 
 
-def limit_pages(tx: SqliteTx, more: int) -> None:
+def limit_pages(tx: SqliteTransaction, more: int) -> None:
     """Let the file grow by so many pages and no further."""
     pages = tx.conn.execute("PRAGMA page_count").fetchone()[0]
     tx.conn.execute(f"PRAGMA max_page_count = {pages + more}")
@@ -79,7 +79,7 @@ async def test_one_refused_operation_does_not_harm_the_others_of_its_batch(store
 
 
 async def test_an_operation_that_fails_half_way_is_undone_and_the_others_run_again(store: SqliteStore) -> None:
-    def half(tx: SqliteTx) -> None:
+    def half(tx: SqliteTransaction) -> None:
         set_meta(tx, "half", "done")
         tx.count(tx.need_round(ROUND).no, ShareState.RECEIVED, 1000)
         raise ValueError("half way")
@@ -112,10 +112,10 @@ async def test_a_share_that_the_schema_refuses_is_refused_alone(store: SqliteSto
 async def test_a_fault_of_the_writer_itself_is_told_and_does_not_end_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fault(_tx: SqliteTx, _loop: object, _share_id: int) -> None:
+    def fault(_tx: SqliteTransaction, _loop: object, _share_id: int) -> None:
         raise RuntimeError("a fault")
 
-    def unreadable(_tx: SqliteTx) -> None:
+    def unreadable(_tx: SqliteTransaction) -> None:
         raise UnreadableRowError(1)
 
     monkeypatch.setattr(store._writer, "_set_aside", fault)
@@ -169,7 +169,7 @@ async def test_errors_become_those_of_the_house() -> None:
     assert not is_environment(other)
 
 
-def refuse_writes(tx: SqliteTx, *, refused: bool) -> None:
+def refuse_writes(tx: SqliteTransaction, *, refused: bool) -> None:
     """Let no statement write, as a disk that fails; or let it again."""
     writing = {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_PRAGMA}
 
@@ -228,7 +228,7 @@ def test_a_full_disk_is_well_again_only_with_room_for_shares(
     free = [0]
     about = SimpleNamespace(f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(about), f_bavail=free[0]))
-    trouble = Trouble(tmp_path / "queue.db", clock)
+    trouble = DiskHealth(tmp_path / "queue.db", clock)
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
     trouble.note(full)
@@ -241,4 +241,4 @@ def test_a_full_disk_is_well_again_only_with_room_for_shares(
     free[0] = 256
     trouble.written()
     assert trouble.reason is None
-    assert trouble.patience(None) is None
+    assert trouble.patience(None) == LOCATION_EVERY

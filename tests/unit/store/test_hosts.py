@@ -17,24 +17,24 @@ from secrets import token_hex
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
-from helper.lease.shared import SharedLease
-from helper.share import ShareState
+from helper.lease.database import DatabaseLease
 from helper.store.base import DamagedShare, Enqueued
 from helper.store.postgres import PostgresStore
-from helper.store.postgres.link import make_link
+from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import refuse_held_name
-from helper.store.postgres.tx import PgTx
+from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
 from tests.support.command import refused_serve
-from tests.support.edges import until
+from tests.support.fakes import until
 from tests.support.postgres import Cluster, binaries
 from tests.support.process import PATIENCE
 from tests.unit.lease.test_s3 import lease, used
-from tests.unit.store.conformance.places import SEALS, PostgresPlace
+from tests.unit.store.conformance.backends import SEALS, PostgresPlace
 from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.parts import NOW, ROUND, claim, posted, put, reveal
+from tests.unit.store.fixtures import NOW, ROUND, claim, posted, put, reveal
 
 CLUSTERS = ["cluster"] if binaries() is not None else []
 pytestmark = pytest.mark.parametrize("place", CLUSTERS, indirect=True)
@@ -223,7 +223,7 @@ async def test_a_send_that_is_being_noted_holds_up_who_takes_over(join: Join, pl
     await one.take_sender()
     noted, go_on = threading.Event(), threading.Event()
 
-    def note(tx: PgTx) -> bool:
+    def note(tx: PostgresTransaction) -> bool:
         sends = tx.sends()
         noted.set()
         assert go_on.wait(PATIENCE)
@@ -272,7 +272,7 @@ async def test_an_object_in_a_bucket_hands_the_right_on_and_who_had_it_notes_no_
     one, two = await join("one"), await join("two")
     share, bucket = await kept(one), used()
     places = ((one, "one"), (two, "two"))
-    first, second = (SharedLease(at, clock=clock, outer=lease(bucket, clock, name)) for at, name in places)
+    first, second = (DatabaseLease(at, clock=clock, outer=lease(bucket, clock, name)) for at, name in places)
     assert await first.acquire()
     assert await one.mark_sending(share, height=1, endpoint="node")
     assert not await second.acquire()
@@ -434,7 +434,7 @@ async def test_a_claim_that_its_own_host_does_not_know_of_ends_with_its_lease(jo
     assert again.id == mine.id
 
 
-STOPPED: dict[str, Callable[[PgTx], object]] = {
+STOPPED: dict[str, Callable[[PostgresTransaction], object]] = {
     "after a statement": lambda tx: tx.share(1),
     "after many at once": lambda tx: tx.many("add_count", [(1, 0, 1), (1, 1, -1), (1, 4, 0)]),
 }
@@ -447,7 +447,7 @@ async def test_a_host_that_is_stopped_in_a_transaction_holds_up_nobody(
     two = await join("two")
     stopped, go_on = threading.Event(), threading.Event()
 
-    def stop_within(tx: PgTx) -> None:
+    def stop_within(tx: PostgresTransaction) -> None:
         tx.beside()
         assert tx.share(1) is not None
         STOPPED[where](tx)
@@ -626,7 +626,7 @@ async def test_a_name_is_one_hosts_alone(join: Join, place: PostgresPlace, clock
 
 
 async def test_whether_a_name_is_held_is_seen_and_it_is_as_it_was(join: Join, place: PostgresPlace) -> None:
-    link = make_link(place.address, schema=place.schema, host="one")
+    link = create_connection_settings(place.address, schema=place.schema, host="one")
     refuse_held_name(link)
     one, _ = await join("one"), await join("another")
     with pytest.raises(StoreLocked, match="'one'"):
@@ -637,7 +637,9 @@ async def test_whether_a_name_is_held_is_seen_and_it_is_as_it_was(join: Join, pl
 
 
 def test_a_database_that_can_not_be_reached_holds_no_name(place: PostgresPlace) -> None:
-    refuse_held_name(make_link(make_conninfo(place.address, port="1"), schema=place.schema, host="one"))
+    refuse_held_name(
+        create_connection_settings(make_conninfo(place.address, port="1"), schema=place.schema, host="one")
+    )
 
 
 def test_a_second_service_is_refused_before_it_is_loaded(place: PostgresPlace, tmp_path: Path) -> None:
@@ -650,7 +652,7 @@ def test_a_second_service_is_refused_before_it_is_loaded(place: PostgresPlace, t
     )
     with place.connect() as former:
         former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (place.schema,))
-        loaded, said = refused_serve(settings, "helper.app", "uvicorn", "httpx", "google.protobuf")
+        loaded, said = refused_serve(settings, "helper.app.service", "uvicorn", "httpx", "google.protobuf")
     assert loaded == "[]"
     assert "under the name 'one'" in said
     assert "a name of its own" in said

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
-from helper.share import ShareState
-from helper.store import SqliteStore, opening, sqlite_version
-from helper.store.queries import migrations
-from helper.store.sqlite_tx import SqliteTx
+from helper.store import SqliteStore, sqlite_version
+from helper.store.sql_files import migrations
+from helper.store.sqlite import opening
+from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
-from tests.unit.store.parts import ROUND, Opener, files, hands_on, put
+from tests.unit.store.fixtures import ROUND, Opener, files, hands_on, put
 
 
-def pragma(tx: SqliteTx, name: str) -> object:
+def pragma(tx: SqliteTransaction, name: str) -> object:
     """A setting of the writing connection."""
     value: object = tx.conn.execute(f"PRAGMA {name}").fetchone()[0]
     return value
@@ -202,7 +203,7 @@ async def test_an_empty_file_is_a_new_database(opened: Opener, path: Path) -> No
 
 async def test_a_migration_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (*migrations(), "CREATE TABLE more (n INTEGER); INSERT INTO nowhere VALUES (1);")
-    monkeypatch.setattr("helper.store.opening.migrations", lambda: steps)
+    monkeypatch.setattr("helper.store.sqlite.opening.migrations", lambda: steps)
 
     with pytest.raises(StoreError, match="nowhere"):
         await SqliteStore(path).open()
@@ -217,7 +218,7 @@ async def test_an_older_schema_is_brought_up_to_date(
     await put(store, 1)
     await store.close()
     steps = (*migrations(), "CREATE TABLE more (n INTEGER);")
-    monkeypatch.setattr("helper.store.opening.migrations", lambda: steps)
+    monkeypatch.setattr("helper.store.sqlite.opening.migrations", lambda: steps)
 
     newer = await opened(path)
     assert await newer.counts() == {ROUND: {ShareState.RECEIVED: 1}}
@@ -260,7 +261,7 @@ async def test_a_pulse_is_felt_only_while_the_writing_thread_has_turns(store: Sq
     await store.pulse()
     holding, goes_on = threading.Event(), threading.Event()
 
-    def hold(_tx: SqliteTx) -> None:
+    def hold(_tx: SqliteTransaction) -> None:
         holding.set()
         goes_on.wait(30)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from helper.share import TRANSITIONS, ShareState
+from helper.core.share import TRANSITIONS, ShareState
 from helper.store import SqliteStore
-from helper.store.queries import schema
-from tests.unit.store.conformance.test_moves import LIVE, bring_to
-from tests.unit.store.parts import broadcast_one, hands_on
+from helper.store.sql_files import schema
+from tests.unit.store.conformance.test_transitions import LIVE, bring_to
+from tests.unit.store.fixtures import broadcast_one, hands_on
 
 REFUSED = [
     ("shares", "shares_hash = x'00'"),

@@ -55,7 +55,10 @@ export type Reach =
 
 const PATIENCE_MS = 5_000;
 
-/** Ask a vote server how it is, from this browser: what the page's content security policy lets it ask, and no other. */
+/**
+ * Ask a vote server for its status, from this browser. The page's content security policy allows the vote servers that
+ * were published when the page was loaded; a server that it blocks is reported as `blocked`.
+ */
 export async function reach(url: string, signal: AbortSignal, own = location.origin): Promise<Reach> {
   let target: URL;
   try {
@@ -66,6 +69,11 @@ export async function reach(url: string, signal: AbortSignal, own = location.ori
   const near = target.protocol === "http:" && /^(localhost|127\.0\.0\.1)$/.test(target.hostname);
   if (target.protocol !== "https:" && target.origin !== own && !near) return { kind: "blocked" };
   const limit = AbortSignal.timeout(PATIENCE_MS);
+  let violated = false;
+  const onViolation = ({ blockedURI }: SecurityPolicyViolationEvent) => {
+    violated ||= blockedURI.startsWith(target.origin);
+  };
+  document.addEventListener("securitypolicyviolation", onViolation);
   const before = performance.now();
   try {
     const answer = await fetch(target, {
@@ -79,7 +87,12 @@ export async function reach(url: string, signal: AbortSignal, own = location.ori
     if (!answer.ok) return { kind: "odd", ms, said: `answered ${answer.status}` };
     return { ...readStatus(body), ms };
   } catch {
+    // The browser reports a violation in a task of its own, which may come after fetch has failed.
+    await new Promise((resolve) => setTimeout(resolve));
+    if (violated) return { kind: "blocked" };
     return { kind: limit.aborted ? "timeout" : "silent" };
+  } finally {
+    document.removeEventListener("securitypolicyviolation", onViolation);
   }
 }
 

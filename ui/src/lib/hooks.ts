@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { serverNow } from "./clock";
-import { getJson, HttpError } from "./http";
+import { getJson, getPages, HttpError, type Paged } from "./http";
 
 /** Unix seconds by the server's clock, renewed as often as asked. */
 export function useNow(everyMs = 1_000): number {
@@ -20,19 +20,32 @@ export interface Resource<T> {
   reload: () => void;
 }
 
-/** JSON from a path, asked again every so often while somebody looks at the page. */
+/** JSON from a path, fetched again every `everyMs` milliseconds while the page is visible. */
 export function useJson<T>(path: string, everyMs: number | null = null): Resource<T> {
+  return useFetched<T>(path, everyMs, getJson);
+}
+
+/** The list of a path with pages, fetched as `useJson` does. */
+export function usePages<T>(path: string, everyMs: number | null = null): Resource<Paged<T>> {
+  return useFetched<Paged<T>>(path, everyMs, getPages);
+}
+
+function useFetched<T>(
+  path: string,
+  everyMs: number | null,
+  fetchPath: (path: string, signal: AbortSignal) => Promise<T>,
+): Resource<T> {
   const [data, setData] = useState<T | null>(null);
   const [error, setError] = useState<HttpError | null>(null);
   const [loading, setLoading] = useState(true);
   const [asked, ask] = useState(0);
   const reload = useCallback(() => ask((count) => count + 1), []);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` is how a reload is asked for.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` is how a reload is asked for, and `fetchPath` is constant.
   useEffect(() => {
     const gone = new AbortController();
     setLoading(true);
-    getJson<T>(path, gone.signal).then(
+    fetchPath(path, gone.signal).then(
       (found) => {
         if (gone.signal.aborted) return;
         setData(found);

@@ -17,6 +17,8 @@ const PATIENCE_MS = 20_000;
 export interface Answer<T> {
   body: T;
   date: string | null;
+  /** Path of the next page, from the `Link` header. */
+  next: string | null;
 }
 
 /** Ask, and read JSON; every failure is an HttpError that says what happened. */
@@ -48,11 +50,39 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
     );
   }
   if (body === undefined) throw new HttpError("The server's answer is not JSON.", answer.status);
-  return { body: body as T, date: answer.headers.get("date") };
+  const next = /<([^>]*)>\s*;\s*rel="?next"?/.exec(answer.headers.get("link") ?? "")?.[1];
+  const nextPath = next === undefined ? null : resolvePath(next, path);
+  return { body: body as T, date: answer.headers.get("date"), next: nextPath };
+}
+
+/** A link's path and query on our own server; null if it leads elsewhere. */
+function resolvePath(link: string, path: string): string | null {
+  const target = new URL(link, new URL(path, location.origin));
+  return target.origin === location.origin ? `${target.pathname}${target.search}` : null;
 }
 
 export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await request<T>(path, signal ? { signal } : {})).body;
+}
+
+export const MOST_PAGES = 20;
+
+export interface Paged<T> {
+  entries: T[];
+  /** Whether there are more pages than were read. */
+  more: boolean;
+}
+
+/** The lists of a path's first `MOST_PAGES` pages as one. */
+export async function getPages<T>(path: string, signal?: AbortSignal): Promise<Paged<T>> {
+  const entries: T[] = [];
+  let next: string | null = path;
+  for (let page = 0; next !== null && page < MOST_PAGES; page++) {
+    const answer: Answer<T[]> = await request<T[]>(next, signal ? { signal } : {});
+    entries.push(...answer.body);
+    next = answer.next;
+  }
+  return { entries, more: next !== null };
 }
 
 export async function postJson<T>(path: string, body: unknown): Promise<T> {

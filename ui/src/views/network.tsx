@@ -166,7 +166,9 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
         </p>
       )}
       {state.kind === "blocked" && (
-        <p class="muted small">This page may ask HTTPS addresses, its own and this machine's, and no others.</p>
+        <p class="muted small">
+          This page connects only to HTTPS servers that were published when it was loaded. Reload it to check a new one.
+        </p>
       )}
       {state.kind === "silent" && (
         <p class="muted small">

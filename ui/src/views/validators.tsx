@@ -1,6 +1,6 @@
 import { useMemo, useState } from "preact/hooks";
 import { formatDuration, formatRough, plural } from "../lib/format";
-import { useJson, useNow } from "../lib/hooks";
+import { useNow, usePages } from "../lib/hooks";
 import type { PendingValidator } from "../lib/types";
 import { Away, Copy, Empty, Loaded, Name, PageHead } from "../parts/ui";
 
@@ -39,7 +39,7 @@ export function arrange(all: readonly PendingValidator[], search: string, { by, 
 }
 
 export function Validators() {
-  const waiting = useJson<PendingValidator[]>("/api/pending-validators", 10_000);
+  const waiting = usePages<PendingValidator>("/api/pending-validators", 10_000);
   return (
     <>
       <PageHead title="Waiting validators">
@@ -47,9 +47,16 @@ export function Validators() {
         after seven days.
       </PageHead>
       <Loaded from={waiting} what="the waiting validators">
-        {(all) =>
-          all.length ? (
-            <Table all={all} />
+        {({ entries, more }) =>
+          entries.length ? (
+            <>
+              {more && (
+                <p class="muted" role="note">
+                  The list is longer than this page shows: these are the {entries.length} oldest registrations.
+                </p>
+              )}
+              <Table all={entries} />
+            </>
           ) : (
             <Empty title="Nobody waits">
               <p>

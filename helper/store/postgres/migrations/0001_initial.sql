@@ -108,7 +108,7 @@ CREATE TABLE reveals (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- From which height of the chain on there is something to do about a message that may have been sent. It repeats
--- `next_step` in helper/resend.py; a test holds the two together.
+-- `next_step` in helper/reveal/resend_policy.py; a test holds the two together.
 CREATE INDEX reveals_follow_up ON reveals ((
   CASE
     WHEN sends = 0 THEN 0

@@ -11,8 +11,8 @@ import pytest
 from helper.store.base import DamagedShare
 from tests.support.clock import FakeClock
 from tests.support.postgres import binaries
-from tests.unit.store.conformance.places import Place, PostgresPlace, Reopen, SqlitePlace
-from tests.unit.store.parts import WholeStore
+from tests.unit.store.conformance.backends import Place, PostgresPlace, Reopen, SqlitePlace
+from tests.unit.store.fixtures import WholeStore
 
 KINDS = ["sqlite"] + (["postgres"] if binaries() is not None else [])
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.share import ShareState
 from helper.store.base import StoredRound
 from helper.store.rows import QueueFilter
-from tests.unit.store.conformance.places import Place, Reopen
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put, reveal
+from tests.unit.store.conformance.backends import Place, Reopen
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put, reveal
 
 LEAVES = b"".join(number.to_bytes(32, "big") for number in range(10))
 TREE_BYTES = 1023 * 32
@@ -58,6 +58,15 @@ async def test_rounds_come_back_with_what_was_done_about_their_end(
     )
 
 
+async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen, store: WholeStore) -> None:
+    await store.save_rounds([ToldRound()], NOW)
+    await store.mark_closed(ROUND, NOW + 1)
+    await store.save_rounds([ToldRound(vote_end_time=int(NOW) + 900)], NOW + 2)
+    await store.close()
+    (kept,) = await (await reopen()).rounds()
+    assert (kept.vote_end_time, kept.closed_at) == (int(NOW) + 900, NOW + 1)
+
+
 async def test_a_block_is_taken_in_once_however_often_it_is_told(store: WholeStore, place: Place) -> None:
     await put(store, 1, 2)
     block = [(ROUND, posted(1).nullifier), (ROUND, b"n" * 32)]
@@ -78,6 +87,40 @@ async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store
     for height, expected in ((5, 5), (9, 9), (6, 9)):
         await store.apply_block(height, [], now=NOW)
         assert await store.cursor() == expected
+
+
+async def test_skip_to_records_the_blocks_between_as_unread(store: WholeStore, reopen: Reopen) -> None:
+    await store.skip_to(100, first=41)
+    assert (await store.cursor(), await store.unread_blocks()) == (100, [(41, 100)])
+    await store.apply_block(101, [], now=NOW)
+    await store.skip_to(200, first=1)
+    assert (await store.cursor(), await store.unread_blocks()) == (200, [(41, 100), (102, 200)])
+    for height in (200, 150):
+        await store.skip_to(height, first=1)
+    await store.close()
+    store = await reopen()
+    assert (await store.cursor(), await store.unread_blocks()) == (200, [(41, 100), (102, 200)])
+
+
+async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: WholeStore) -> None:
+    await store.skip_to(100, first=101)
+    assert (await store.cursor(), await store.unread_blocks()) == (100, [])
+
+
+@pytest.mark.rule("R12")
+async def test_unread_blocks_confirm_shares_and_leave_the_cursor(store: WholeStore) -> None:
+    await put(store, 1, 2)
+    await store.skip_to(100, first=41)
+    spent = [(ROUND, posted(1).nullifier)]
+
+    assert await store.apply_unread(93, 100, spent, now=NOW) == [1]
+    assert await store.apply_unread(93, 100, spent, now=NOW) == []
+    assert await store.apply_unread(60, 69, [], now=NOW) == []
+
+    assert (await store.cursor(), await store.unread_blocks()) == (100, [(41, 59), (70, 92)])
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
+    await store.apply_unread(1, 100, [], now=NOW)
+    assert await store.unread_blocks() == []
 
 
 async def test_a_nullifier_counts_in_its_own_round_only(store: WholeStore) -> None:

@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 
-from helper.chain.outcome import Verdict
-from helper.resend import Next, next_step
+from helper.chain.verdicts import Verdict
+from helper.reveal.resend_policy import Next, next_step
+from helper.store.action_store import Actor
 from helper.store.rows import QueueFilter
-from tests.unit.store.conformance.places import Place
-from tests.unit.store.parts import NOW, ROUND, WholeStore, broadcast_one, claim, claim_one, posted, put, reveal
+from tests.unit.store.conformance.backends import Place
+from tests.unit.store.fixtures import NOW, ROUND, WholeStore, broadcast_one, claim, claim_one, posted, put, reveal
 
 
 async def test_the_message_is_on_disk_when_prepare_returns(store: WholeStore, place: Place) -> None:
@@ -150,3 +151,32 @@ async def test_a_share_that_had_no_message_is_told_from_one_that_had(store: Whol
     await store.prepare(share, reveal(1))
     (sent,) = await store.unconfirmed()
     assert (sent.first_try, sent.first_message) == (False, False)
+
+
+UNSAFE = "out of gas\x00 \x1b[2J \x9b one\ntwo \ud800\u202e"
+
+
+async def test_notes_with_control_characters_are_stored_cleaned_and_spend_their_attempt(store: WholeStore) -> None:
+    share_id = await broadcast_one(store, 1)
+    await store.mark_sending(share_id, height=110, endpoint=UNSAFE)
+    await store.record_outcome(share_id, outcome=UNSAFE)
+    (sent,) = await store.unconfirmed()
+    assert (sent.last_endpoint or "").isprintable()
+    assert (sent.last_outcome or "").isprintable()
+
+    assert await store.retry(share_id, due_ms=int(NOW * 1000), stage=UNSAFE[:20], note=UNSAFE) == 1
+
+    (entry,) = await store.list_shares(QueueFilter(), 9)
+    assert entry.attempts == 1
+    assert entry.note == "out of gas   [2J   one two   "
+    assert entry.stage.isprintable()
+    story = await store.show(entry.ref)
+    assert story is not None
+    assert story.history[-1].note == entry.note
+
+
+async def test_audit_log_with_control_characters_is_stored_cleaned(store: WholeStore) -> None:
+    number = await store.begin_action(Actor(1000, "ann\x1b\udcff\x00", "socket"), "retry", {})
+    await store.end_action(number, {"error": "a\x00"})
+    (act,) = await store.actions(limit=1)
+    assert act.actor.name == "ann   "

@@ -26,16 +26,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.share import TRANSITIONS, ShareState
-from helper.store.act_base import Carried, CarriedReveal
+from helper.store.action_store import ExportedReveal, ExportedShare, ImportResult
 from helper.store.base import DamagedShare, Enqueued
 from helper.store.rows import QueueFilter
 from tests.support.clock import FakeClock
+from tests.unit.store.conformance.backends import Place, PostgresPlace, SqlitePlace
 from tests.unit.store.conformance.conftest import KINDS
-from tests.unit.store.conformance.places import Place, PostgresPlace, SqlitePlace
 from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.parts import NOW, OTHER_ROUND, ROUND, posted, reveal
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, posted, reveal
 
 T = TypeVar("T")
 
@@ -60,6 +60,9 @@ class Kept:
     crashes: int = 0
     sends: int = 0
     closed: bool = False
+    submit_at: int = 0
+    moved: bool = False
+    """Failed because it was handed over to another machine."""
 
 
 class Model(RuleBasedStateMachine):
@@ -119,7 +122,7 @@ class Model(RuleBasedStateMachine):
         if kept.state in sources:
             assert self.run(work)
             kept.state = target
-            kept.closed = False
+            kept.closed = kept.moved = False
             return kept
         if kept.closed:
             assert not self.run(work)
@@ -146,7 +149,7 @@ class Model(RuleBasedStateMachine):
         assert outcome is Enqueued.QUEUED
         ((row, due_ms),) = self._place.rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
         assert due_ms == max(submit_at * 1000, self.now_ms)
-        self.live[name] = Kept(row, ShareState.RECEIVED, due_ms)
+        self.live[name] = Kept(row, ShareState.RECEIVED, due_ms, submit_at=submit_at)
 
     # Working
 
@@ -240,6 +243,7 @@ class Model(RuleBasedStateMachine):
         for name in [] if dry else retried:
             kept = self.live[name]
             kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
+            kept.closed = kept.moved = False
 
     @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=SELDOM)
     def hand_over(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
@@ -251,27 +255,37 @@ class Model(RuleBasedStateMachine):
         moved = [] if stale else [kept for kept in meant if kept.state in at_rest_states or not at_rest]
         assert (counts["moved"], counts["stayed"]) == (len(moved), len(meant) - len(moved))
         for kept in moved:
-            kept.state = ShareState.FAILED
+            kept.state, kept.closed, kept.moved = ShareState.FAILED, False, True
 
     @rule(round_id=ROUNDS, number=NUMBERS, state=st.sampled_from([ShareState.RECEIVED, *CARRIED]), wait=LATER)
-    def take_over(self, round_id: bytes, number: int, state: ShareState, wait: int) -> None:
+    def import_shares(self, round_id: bytes, number: int, state: ShareState, wait: int) -> None:
         name, one = (round_id, number), posted(number, submit_at=int(self.clock.now()) + wait, round_id=round_id)
-        sent = CarriedReveal(reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
-        carried = Carried(one.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
+        sent = ExportedReveal(reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
+        carried = ExportedShare(one.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run(self.store.rounds()))
         (told,) = self.run(self.store.take_over_some([(carried, one.nullifier)], note="taken", dry=False))
+        result, kept = told.result, self.live.get(name)
+        early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
         if not known_round:
-            assert told == "unknown"
+            assert result is ImportResult.UNKNOWN
         elif name in self.spent:
-            assert told == "spent"
-        elif name in self.live or name in self.buried:
-            assert told == "known"
+            assert result is ImportResult.CONFIRMED
+        elif kept is not None and kept.moved:
+            assert result is ImportResult.REVIVED
+            early = early or kept.submit_at * 1000 > self.now_ms
+            kept.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
+            kept.attempts, kept.crashes, kept.moved = 0, 0, False
+            kept.sends = 2 if kept.state is ShareState.BROADCAST else 0
+        elif kept is not None:
+            assert result is (ImportResult.FAILED if kept.state is ShareState.FAILED else ImportResult.QUEUED)
+        elif name in self.buried:
+            assert result is ImportResult.CONFIRMED
         else:
-            assert told == "taken"
+            assert result is ImportResult.TAKEN
             ((row, due_ms),) = self._place.rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
             assert due_ms == max(self.now_ms, one.share.submit_at * 1000)
-            early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
-            self.live[name] = Kept(row, ShareState.RECEIVED if early else state, due_ms, 3, 1, 2)
+            moved_to = ShareState.RECEIVED if early else state
+            self.live[name] = Kept(row, moved_to, due_ms, 3, 1, 2, submit_at=one.share.submit_at)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

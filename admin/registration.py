@@ -1,0 +1,154 @@
+"""A registration as a validator's browser sends it, and the exact text that was signed. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from admin.adr036 import is_address
+from admin.url_policy import UrlNotAllowedError, check_url
+
+LONGEST_BODY: Final = 16 << 10
+LONGEST_ADDRESS: Final = 128
+LONGEST_URL: Final = 2048
+LONGEST_BYTES: Final = 256
+"""Characters of base64."""
+LONGEST_MONIKER: Final = 140
+"""Characters; the staking module takes 70 bytes."""
+TOLERANCE: Final = 300
+"""Seconds by which a claim's time may be off ours."""
+_UNSIGNED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that encoders of JSON write in different ways, so that what was signed would be in doubt, or that command
+a terminal."""
+_MISLEADING: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Characters that turn the direction of what stands beside them."""
+
+
+class RegistrationError(ValueError):
+    """A registration is not as it should be; the text names the field and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationRequest:
+    """What a validator says of itself.
+
+    Attributes:
+        operator_address: account address, `sv1…`.
+        url: where its helper serves, may be empty.
+        moniker: its name for people.
+        timestamp: when it was signed, unix seconds.
+    """
+
+    operator_address: str
+    url: str
+    moniker: str
+    timestamp: int
+
+    def signed_text(self) -> bytes:
+        """The text that is signed: compact JSON, keys in this order, UTF-8, no HTML escaping."""
+        fields = {
+            "operator_address": self.operator_address,
+            "url": self.url,
+            "moniker": self.moniker,
+            "timestamp": self.timestamp,
+        }
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRegistration:
+    """A claim with what is to show that it is the address's own: key (33 bytes) and signature (64)."""
+
+    claim: RegistrationRequest
+    pub_key: bytes
+    signature: bytes
+
+
+def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRegistration:
+    """Read a registration; its signature is not looked at yet.
+
+    Args:
+        body: JSON, at most `LONGEST_BODY` bytes.
+        now: unix seconds.
+        production: whether its URL must be a public HTTPS place.
+
+    Raises:
+        ClaimError: a field is missing, of the wrong type or out of bounds.
+    """
+    fields = _object(body)
+    address = _text(fields, "operator_address", LONGEST_ADDRESS)
+    if not is_address(address, address.rpartition("1")[0]):
+        raise RegistrationError("operator_address: is not an address")
+    claim = RegistrationRequest(
+        operator_address=address,
+        url=_url(fields, production=production),
+        moniker=_moniker(fields),
+        timestamp=_timestamp(fields, now),
+    )
+    return SignedRegistration(claim, _bytes(fields, "pub_key"), _bytes(fields, "signature"))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if len(body) > LONGEST_BODY:
+        raise RegistrationError(f"body: is larger than {LONGEST_BODY} bytes")
+    try:
+        found = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        raise RegistrationError("body: is not JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise RegistrationError("body: is not an object")
+    return found
+
+
+def _text(fields: dict[str, Any], name: str, longest: int) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise RegistrationError(f"{name}: is not a text" if name in fields else f"{name}: is missing")
+    if len(value) > longest:
+        raise RegistrationError(f"{name}: is longer than {longest} characters")
+    if _UNSIGNED.search(value):
+        raise RegistrationError(f"{name}: contains a control character or a line separator")
+    return value
+
+
+def _url(fields: dict[str, Any], *, production: bool) -> str:
+    url = _text(fields, "url", LONGEST_URL)
+    try:
+        if url:
+            check_url(url, production=production)
+    except UrlNotAllowedError as error:
+        raise RegistrationError(f"url: {error}") from None
+    return url
+
+
+def _moniker(fields: dict[str, Any]) -> str:
+    moniker = _text(fields, "moniker", LONGEST_MONIKER)
+    if not any(char.isprintable() and char != " " for char in moniker):
+        raise RegistrationError("moniker: is empty, or nothing of it can be seen")
+    if _MISLEADING.search(moniker):
+        raise RegistrationError("moniker: contains a character that changes the direction of writing")
+    return moniker
+
+
+def _timestamp(fields: dict[str, Any], now: float) -> int:
+    value = fields.get("timestamp")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RegistrationError(
+            "timestamp: is not a whole number" if "timestamp" in fields else "timestamp: is missing"
+        )
+    if not now - TOLERANCE <= value <= now + TOLERANCE:  # no difference: a number may be too large for one
+        raise RegistrationError(f"timestamp: is more than {TOLERANCE} s from this server's clock ({int(now)})")
+    return value
+
+
+def _bytes(fields: dict[str, Any], name: str) -> bytes:
+    try:
+        return base64.b64decode(_text(fields, name, LONGEST_BYTES), validate=True)
+    except (binascii.Error, ValueError) as error:
+        if isinstance(error, RegistrationError):
+            raise
+        raise RegistrationError(f"{name}: is not base64") from None

@@ -1,0 +1,119 @@
+"""What the routes under `/api` take and give, as the API's description tells it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from admin.adr036 import ACCOUNT_PREFIX
+from admin.registration import LONGEST_ADDRESS, LONGEST_BYTES, LONGEST_MONIKER, LONGEST_URL
+from admin.store import Registration
+from helper.server.openapi import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFacts:
+    """What a browser wallet must know to add the chain: its id (None while unknown), public URLs, denomination."""
+
+    chain_id: str | None
+    rest: str
+    rpc: str
+    denom: str
+    bech32_prefix: str = ACCOUNT_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class UiConfig:
+    """What the page is told of its surroundings: `production` or `development`, and where the PIR service is."""
+
+    mode: str = "production"
+    dev_pir_controls: bool = False
+    precomputed_base_url: str = ""
+
+
+class AdminError(TypedDict):
+    """Any error."""
+
+    error: str
+
+
+class RegisteredAnswer(TypedDict):
+    """`pending` until `expires_at` (unix seconds), or `registered` when the validator is in staking already."""
+
+    status: Literal["pending", "registered"]
+    expires_at: NotRequired[int]
+
+
+class OptionShown(TypedDict):
+    """An option of a proposal, with what it came to once the round is finished."""
+
+    index: int
+    label: str
+    total: int | None
+
+
+class ProposalShown(TypedDict):
+    """A proposal of a round."""
+
+    id: int
+    title: str
+    options: list[OptionShown]
+
+
+class RoundShown(TypedDict):
+    """A round; status 1 active, 2 tallying, 3 finalized, 4 pending."""
+
+    round_id: str
+    status: int
+    vote_end_time: int
+    proposals: list[ProposalShown]
+
+
+class RoundsAnswer(TypedDict):
+    """Rounds, the newest first."""
+
+    rounds: list[RoundShown]
+
+
+def _text(about: str, longest: int) -> dict[str, Any]:
+    return {"type": "string", "maxLength": longest, "description": about}
+
+
+CLAIM: Final = {
+    "type": "object",
+    "description": "A registration: the first four are what is signed (ADR-036), as compact JSON in this order.",
+    "properties": {
+        "operator_address": _text(f"Account address, {ACCOUNT_PREFIX}1…", LONGEST_ADDRESS),
+        "url": _text("Where its helper serves; may be empty.", LONGEST_URL),
+        "moniker": {**_text("Its name for people.", LONGEST_MONIKER), "minLength": 1},
+        "timestamp": {"type": "integer", "description": "When it was signed, unix seconds."},
+        "signature": _text("64 bytes, base64.", LONGEST_BYTES),
+        "pub_key": _text("33 bytes, base64: a compressed secp256k1 key.", LONGEST_BYTES),
+    },
+    "required": ["operator_address", "url", "moniker", "timestamp", "signature", "pub_key"],
+}
+
+VOTING_CONFIG: Final = Operation(
+    "The published voting configuration, as it was published.", dict[str, Any], refusals=(502,), error=AdminError
+)
+REGISTER: Final = Operation(
+    "Take a validator's signed registration.", RegisteredAnswer, body=CLAIM, refusals=(401, 413), error=AdminError
+)
+MOST_PAGES: Final = 10_000
+PENDING: Final = Operation(
+    "A page of the validators that wait to join, the oldest registration first. The Link header names the next page,"
+    " X-Total-Count the number of validators on all pages.",
+    list[Registration],
+    query={
+        "page": {
+            "description": "Page number; 1 if absent. A page has at most 64,000 bytes.",
+            "schema": {"type": "integer", "minimum": 1, "maximum": MOST_PAGES, "default": 1},
+        }
+    },
+    error=AdminError,
+)
+UI_CONFIG: Final = Operation("What the page must know first.", UiConfig, error=AdminError)
+CHAIN: Final = Operation("What a browser wallet must know to add the chain.", ChainFacts, error=AdminError)
+ROUNDS: Final = Operation("The chain's rounds, with totals.", RoundsAnswer, refusals=(502,), error=AdminError)

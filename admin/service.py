@@ -1,0 +1,72 @@
+"""The admin part, put together: what the service opens, runs and mounts under `/api`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from admin.api import AdminRoutes
+from admin.registry import Chain, Registry
+from admin.rounds import RoundsView
+from admin.schemas import ChainFacts, UiConfig
+from admin.store import AdminStore
+from admin.voting_config import VotingConfig
+from helper.clock import Clock
+from helper.server.client_address import Network
+from helper.server.openapi import ApiMount
+
+
+class AdminService:
+    """Registrations and the published configuration.
+
+    Args:
+        db_path: their file.
+        config_url: where the voting configuration is published; empty for nowhere.
+        ui: what the page is told.
+        chain: the nodes, asked about staking and rounds.
+        facts: what browser wallets are told of the chain.
+        clock: the time.
+        trusted: networks of proxies that are believed when they say whom they speak for.
+    """
+
+    def __init__(
+        self,
+        *,
+        db_path: Path,
+        config_url: str,
+        ui: UiConfig,
+        chain: Chain,
+        facts: Callable[[], ChainFacts],
+        clock: Clock,
+        trusted: Sequence[Network] = (),
+    ) -> None:
+        self._store = AdminStore(db_path)
+        self._config = VotingConfig(config_url, self._store, clock=clock)
+        self._registry = Registry(self._store, chain, clock=clock)
+        rounds = RoundsView(chain, clock=clock)
+        routes = AdminRoutes(self._registry, self._config, rounds, ui, chain=facts, clock=clock, trusted=trusted)
+        self.mount = ApiMount("/api", routes.app(), routes.routes())
+
+    @property
+    def vote_server_origins(self) -> Sequence[str]:
+        """Origins of the published vote servers, which the page connects to."""
+        return self._config.origins
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """The file, open; raises StoreError when it cannot be."""
+        await self._store.open()
+        try:
+            await self._config.restore()
+            await self._registry.publish()
+            yield
+        finally:
+            await self._store.close()
+
+    async def run(self) -> None:
+        """Fetch the configuration and check registrations until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._config.run())
+            group.create_task(self._registry.run())

@@ -1,0 +1,114 @@
+"""Which URLs are public places: what a validator may name, where a redirect may lead, what is published. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+LONGEST: Final = 512
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\\]")
+_LABEL: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL6: Final = ipaddress.ip_network("2000::/3")
+"""All that is given out for use between networks (https://www.iana.org/assignments/ipv6-address-space)."""
+_EXAMPLES6: Final = ipaddress.ip_network("3fff::/20")
+"""For documentation (RFC 9637); Python knows only the older such network."""
+_PRIVATE_ENDINGS: Final = ("localhost", "local", "internal", "lan", "home", "corp", "arpa", "test", "invalid", "onion")
+
+
+class UrlNotAllowedError(ValueError):
+    """This URL is not taken; the text says why."""
+
+
+def check_url(url: str, *, production: bool) -> None:
+    """Make sure that a URL names a public HTTPS place (in production), or any HTTP place (else).
+
+    Raises:
+        BadPlaceError: it does not.
+    """
+    if len(url) > LONGEST:
+        raise UrlNotAllowedError(f"is longer than {LONGEST} characters")
+    if _FORBIDDEN.search(url):
+        raise UrlNotAllowedError("contains a space, a backslash or a control character")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise UrlNotAllowedError("is not a URL") from None
+    schemes = ("https",) if production else ("https", "http")
+    if parts.scheme not in schemes:
+        raise UrlNotAllowedError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+    if not host or port == 0 or ("[" in parts.netloc and ":" not in host):
+        raise UrlNotAllowedError("names no host")
+    if parts.username is not None or parts.password is not None:
+        raise UrlNotAllowedError("carries credentials")
+    if parts.fragment or url.endswith("#"):
+        raise UrlNotAllowedError("carries a fragment")
+    check_host(host, production=production)
+
+
+def first_publishable(urls: Iterable[str], *, production: bool) -> str:
+    """The first of these node addresses that can be published without being set for publication; "" for none.
+
+    That is an origin alone: hosted nodes often carry the customer's key in the path, the query or the userinfo.
+
+    Args:
+        urls: addresses as the operator configured them.
+        production: whether only public HTTPS addresses may be published.
+    """
+    return next((url for url in urls if _is_publishable(url, production=production)), "")
+
+
+def _is_publishable(url: str, *, production: bool) -> bool:
+    try:
+        check_url(url, production=production)
+    except UrlNotAllowedError:
+        return False
+    parts = urlsplit(url)
+    return parts.path in ("", "/") and "?" not in url
+
+
+def check_host(host: str, *, production: bool) -> None:
+    """Make sure that a host is a well-formed name or address and (in production) not one of a private network.
+
+    Raises:
+        BadPlaceError: it is not.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        _check_name(host.rstrip("."), production=production)
+    else:
+        if production and not is_public(address):
+            raise UrlNotAllowedError("names an address of a private network")
+
+
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an address can be reached from anywhere; one that wraps an IPv4 address is judged by that."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address not in _GLOBAL6 or address in _EXAMPLES6:
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _check_name(host: str, *, production: bool) -> None:
+    try:
+        name = host.encode("idna").decode() if not host.isascii() else host
+    except UnicodeError:
+        raise UrlNotAllowedError("names no host") from None
+    labels = name.lower().split(".")
+    if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise UrlNotAllowedError("names no host")
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
+        # 127.1, 2130706433 and 0x7f.1 are addresses to whoever resolves them.
+        raise UrlNotAllowedError("writes an address in an unusual way")
+    if production and (len(labels) == 1 or labels[-1] in _PRIVATE_ENDINGS):
+        raise UrlNotAllowedError("names a host of a private network")

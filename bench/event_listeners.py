@@ -1,0 +1,98 @@
+"""What listeners of `/shielded-vote/v1/events` cost: `python -m bench.event_listeners [--listeners 1000] [--quick]`.
+
+JSON on standard output: how late dispatch is, and what the service's own process takes of a core, without anybody and
+with so many that follow the queue. Provers are stand-ins, so that nothing else is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from devnet import ballot
+from tests.campaign.wallet_clients import Crowd
+from tests.support.event_clients import cpu_seconds, listening
+from tests.support.harness import STAND_IN, running, soon
+
+TOKEN = "operators-only"
+APPROACH = 0.85
+"""Where in a second the first listener comes, and with it the first state. The feed's seconds are some milliseconds
+longer, so that within a run its work moves over the moment at which shares fall due: the worst that it can do to
+them."""
+
+
+async def measure(number: int, seconds: int) -> dict[str, float]:
+    """One run: a share due every second for so long, while so many listen."""
+    with tempfile.TemporaryDirectory() as name:
+        settings: dict[str, Any] = {
+            "operator": {"token": TOKEN},
+            "log": {"level": "info"},
+            "chain": {"poll_seconds": 1},
+        }
+        flags = ("--stand-in-proofs", "--block-seconds", "1")
+        async with running(Path(name), *flags, program=STAND_IN, **settings) as (chain, helper):
+            round_id = await chain.open_round(seconds=3600)
+            crowd = Crowd(chain, lambda: [helper.url], random.Random(7))
+            votes = await crowd.vote(round_id, seconds // ballot.SHARES)
+            await helper.knows_leaf(round_id, max(position for _, position in votes))
+            shares = len(votes) * ballot.SHARES
+            start = soon(15 + shares / 50 + number / 100)
+            due = iter(range(shares))
+            await crowd.post(votes, lambda: start + next(due))
+            await asyncio.sleep((APPROACH - time.time()) % 1)
+            async with listening(helper.url, TOKEN, number) as listeners:
+                if time.time() > start:
+                    raise SystemExit(f"preparing took {time.time() - start:.1f} s too long")
+                await asyncio.sleep(start - time.time())
+                before, size = cpu_seconds(helper.pid), sum(listener.size for listener in listeners)
+                await asyncio.sleep(seconds)
+                spent, got = cpu_seconds(helper.pid) - before, sum(listener.size for listener in listeners) - size
+                lost = sum(listener.ended for listener in listeners)
+            while (await helper.counts()).get("confirmed", 0) < shares:
+                await asyncio.sleep(0.2)
+            late = (await helper.service())["lateness_start"]
+    return {
+        "listeners": number,
+        "shares": shares,
+        "late_p50_ms": late["p50_ms"],
+        "late_p99_ms": late["p99_ms"],
+        "late_max_ms": late["max_ms"],
+        "cpu_per_second": spent / seconds,
+        "bytes_per_listener_and_second": got / seconds / max(1, number),
+        "dropped": lost,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--listeners", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one run of a quarter of the length")
+    options = parser.parse_args()
+    seconds = options.seconds // (4 if options.quick else 1)
+    runs: list[dict[str, float]] = []
+    for _ in range(1 if options.quick else options.runs):
+        for number in (0, options.listeners):
+            print(f"{number} listeners", file=sys.stderr)
+            runs.append(asyncio.run(measure(number, seconds)))
+    figures = {
+        f"{number} listeners": {
+            name: round(median(run[name] for run in runs if run["listeners"] == number), 3) for name in runs[0]
+        }
+        for number in (0, options.listeners)
+    }
+    print(json.dumps({"name": "listeners", "median": figures, "runs": runs}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Proof checks as a node's CheckTx makes them: in threads, once for each transaction, remembered by its hash."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import proofs
+from devnet import tx as txs
+from devnet.stand_in_proofs import STAND_IN, stand_in_proof
+
+_REMEMBERED = 20_000
+_FAILED = (
+    "invalid zero-knowledge proof: vote share: share reveal halo2: proof verification failed: "
+    "share_reveal: verify_proof failed: ConstraintSystemFailure"
+)
+
+
+def statement_of(reveal: txs.Reveal, root: bytes) -> proofs.Statement:
+    """The public inputs of a reveal against a root."""
+    return proofs.Statement(
+        nullifier=reveal.nullifier,
+        c1=reveal.enc_share[:32],
+        c2=reveal.enc_share[32:],
+        proposal_id=reveal.proposal_id,
+        vote_decision=reveal.vote_decision,
+        root=root,
+        round_id=reveal.round_id,
+    )
+
+
+class Verifier:
+    """Checks reveals' proofs for one chain; `circuit` may be changed while it runs, as a chain upgrade would."""
+
+    def __init__(self, circuit: str, *, stand_in: bool = False, threads: int = 2) -> None:
+        self.circuit = circuit
+        self.stand_in = stand_in
+        self.checked = 0
+        self.cpu_seconds = 0.0
+        self.wall_seconds = 0.0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="verify")
+        self._verdicts: OrderedDict[tuple[str, bytes], asyncio.Future[str | None]] = OrderedDict()
+
+    async def warm(self) -> None:
+        """Make the verifying key before the first proof comes."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, proofs.warm, self.circuit)
+
+    async def check(self, digest: bytes, reveal: txs.Reveal, root: bytes) -> str | None:
+        """None when the proof holds, else the chain's words for why not."""
+        key = (self.circuit, digest)
+        known = self._verdicts.get(key)
+        if known is None:
+            loop = asyncio.get_running_loop()
+            known = asyncio.ensure_future(loop.run_in_executor(self._threads, self._verify, self.circuit, reveal, root))
+            self._verdicts[key] = known
+            while len(self._verdicts) > _REMEMBERED:
+                self._verdicts.popitem(last=False)
+        return await asyncio.shield(known)
+
+    def close(self) -> None:
+        """Let the threads go; checks that wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _verify(self, circuit: str, reveal: txs.Reveal, root: bytes) -> str | None:
+        """One check, in a worker thread."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            statement = statement_of(reveal, root)
+            if reveal.proof.startswith(STAND_IN):
+                good = self.stand_in and reveal.proof == stand_in_proof(statement)
+            else:
+                good = proofs.verify(circuit, reveal.proof, statement)
+            return None if good else _FAILED
+        except proofs.ProofsError as error:
+            return f"invalid zero-knowledge proof: vote share: share reveal halo2: invalid input: {error}"
+        finally:
+            self.checked += 1
+            self.wall_seconds += time.perf_counter() - wall
+            self.cpu_seconds += time.thread_time() - cpu

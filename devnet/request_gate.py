@@ -1,0 +1,214 @@
+"""The door of a node's port: every request is logged and meets the node's faults here.
+
+An ASGI wrapper. The routes behind it find their `View` in `scope["state"]["view"]`; when a connection has to be
+cut, the server's protocol has put its `abort` beside it (in-process clients see httpx's error instead).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from devnet.chain import Chain
+from devnet.faults import BEFORE, Decision, Faults
+from devnet.gojson import dumps
+from devnet.node_view import View
+from devnet.requestlog import RequestLog, readable
+
+_LOST = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
+_WARMING = {"error": "verifying keys are warming up"}
+_MALFORMED = {"error": "invalid request body: unexpected end of JSON input"}
+_BAD_PROOF = {"code": 1, "log": "invalid zero-knowledge proof: constraint system is not satisfied"}
+_HTML = b"<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
+_JSON_TYPE = [(b"content-type", b"application/json")]
+_HTML_TYPE = [(b"content-type", b"text/html; charset=utf-8")]
+
+
+class Answer:
+    """An answer held back until its fate is known."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+
+    async def take(self, message: Message) -> None:
+        """Collect what the application sends."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [(k, v) for k, v in message.get("headers", []) if k.lower() != b"content-length"]
+        else:
+            self.body += message.get("body", b"")
+
+    def replace(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """Answer something else."""
+        self.status, self.body, self.headers = status, body, headers
+
+
+class Gate:
+    """Wraps one port of one node. `route_of(path)` names the route for the fault rules and the log."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        chain: Chain,
+        faults: Faults,
+        log: RequestLog,
+        node: str,
+        port: str,
+        route_of: Callable[[str], str],
+        height_before: Callable[[float], int],
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._app = app
+        self._chain = chain
+        self._faults = faults
+        self._log = log
+        self._node = node
+        self._port = port
+        self._route_of = route_of
+        self._height_before = height_before
+        self._now_ns = now_ns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"].startswith("/devnet/"):
+            await self._app(scope, receive, send)
+            return
+        arrived, started = self._now_ns() / 1e9, time.perf_counter()
+        route = self._route_of(scope["path"])
+        decision = self._faults.decide(route, self._chain.height, self._height_before)
+        height = min(decision.height, self._chain.height)
+        body = await _read(receive)
+        status: int | None = None
+        try:
+            status = await self._serve(scope, receive, send, body, decision)
+        finally:
+            self._log.add(
+                {
+                    "time": round(arrived, 6),
+                    "node": self._node,
+                    "port": self._port,
+                    "height": height,
+                    "route": route,
+                    "method": scope["method"],
+                    "path": _full_path(scope),
+                    "body_sha256": hashlib.sha256(body).hexdigest() if body else None,
+                    "body": readable(body),
+                    "nullifier": _nullifier(body) if route == "reveal-share" else None,
+                    "client": "{}:{}".format(*scope["client"]) if scope.get("client") else None,
+                    "status": status,
+                    "faults": decision.names,
+                    "ms": round((time.perf_counter() - started) * 1000, 3),
+                }
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: bytes, decision: Decision) -> int | None:
+        """Act and answer as decided; returns the status that went out, None if the connection was cut."""
+        state = scope.setdefault("state", {})
+        if decision.latency_ms:
+            await asyncio.sleep(decision.latency_ms / 1000)
+        if decision.ending == "refuse":
+            await _cut(state, httpx.ConnectError("the dev chain refused the connection"))
+            return None
+        answer = Answer()
+        if decision.ending not in BEFORE:
+            state["view"] = View(self._chain, decision)
+            await self._app(scope, _replay(body), answer.take)
+        if decision.ending == "drop_reply":
+            await _cut(state, httpx.ReadError("the dev chain dropped the reply"))
+            return None
+        if decision.ending in ("status_502", "status_502_after"):
+            answer.replace(502, dumps(_LOST), _JSON_TYPE)
+        elif decision.ending == "status_503":
+            answer.replace(503, dumps(_WARMING), _JSON_TYPE)
+        elif decision.ending == "status_400":
+            answer.replace(400, dumps(_MALFORMED), _JSON_TYPE)
+        elif decision.ending == "bad_proof":
+            answer.replace(422, dumps(_BAD_PROOF), _JSON_TYPE)
+        elif decision.ending == "html":
+            answer.replace(200, _HTML, _HTML_TYPE)
+        elif decision.ending == "half_json":
+            answer.replace(answer.status, answer.body[: len(answer.body) // 2], answer.headers)
+        headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if decision.trickle:
+            await _trickle(answer.body, receive, send, decision.trickle)
+        else:
+            await send({"type": "http.response.body", "body": answer.body})
+        return answer.status
+
+
+async def _read(receive: Receive) -> bytes:
+    """The whole request body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+def _replay(body: bytes) -> Receive:
+    """A receive channel that gives the body once more; it never says that the client went away."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def _cut(state: dict[str, Any], error: Exception) -> None:
+    """Close the connection without an answer."""
+    abort = state.get("abort")
+    if abort is None:
+        raise error
+    abort()
+    # The server's protocol hears of the closed connection on the next turns of the loop; returning before that
+    # would make it complain about a missing answer.
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def _trickle(body: bytes, receive: Receive, send: Send, seconds: float) -> None:
+    """Send a byte at a time, until the client has enough of it."""
+    gone = asyncio.ensure_future(receive())
+    try:
+        for index in range(len(body)):
+            await asyncio.wait([gone], timeout=seconds)
+            if gone.done():
+                return
+            await send({"type": "http.response.body", "body": body[index : index + 1], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        gone.cancel()
+
+
+def _full_path(scope: Scope) -> str:
+    """Path and query as they came."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    return f"{scope['path']}?{query}" if query else str(scope["path"])
+
+
+def _nullifier(body: bytes) -> str | None:
+    """The nullifier (hex) that a reveal names, if it can be read."""
+    try:
+        return base64.b64decode(json.loads(body)["share_nullifier"]).hex()
+    except (ValueError, TypeError, KeyError):
+        return None

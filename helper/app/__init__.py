@@ -1,0 +1,1 @@
+"""Composition root: service wiring, listeners, start-up, health and readiness."""

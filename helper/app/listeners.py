@@ -1,0 +1,245 @@
+"""Everything that listens, and what stands behind it beside the queue: the wallets' port with the admin API, the
+operators' events, the chain's own routes and the page on it; the control socket; the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from admin.schemas import ChainFacts, UiConfig
+from admin.service import AdminService
+from admin.url_policy import first_publishable
+from helper.chain.gateway_proxy import GatewayProxy
+from helper.chain.node_pool import NodePool
+from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.chain.round_registry import RoundRegistry
+from helper.clock import Clock
+from helper.config import Config
+from helper.observability.health_checks import Check
+from helper.observability.queue_observer import Facts, Figures, ObservedStore, QueueObserver
+from helper.observability.stats import Stats
+from helper.observability.status_feed import Feed
+from helper.server.application import create_app, described, wrapped
+from helper.server.http_server import Server, base_url, bind_tcp, control_limits, create_server, unix_listener
+from helper.server.rate_limits import RefusalLimiter
+from helper.server.routes.events import events_route, overview_routes
+from helper.server.routes.gateway import AT_ONCE, Gateway
+from helper.server.routes.health import Checks, health_routes
+from helper.server.routes.operator import create_operator_app
+from helper.server.routes.page import Page
+from helper.server.routes.wallet import WalletView
+from helper.store.base import Queue
+
+log = structlog.get_logger("helper.doors")
+
+BUILT_PAGE = Path(__file__).resolve().parents[2] / "ui_dist"
+"""The page that comes along."""
+
+
+class QueueStore(Queue, ObservedStore, Protocol):
+    """What operators may look at."""
+
+
+class Listeners:
+    """What is served, and where.
+
+    Args:
+        config: the settings.
+        endpoints: the chain's nodes, which the admin part asks about staking and the gateway passes requests to.
+        clock: the time.
+    """
+
+    def __init__(self, config: Config, *, endpoints: NodePool, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._limits = RefusalLimiter(
+            clock,
+            burst=config.helper.refused_burst,
+            per_second=config.helper.refused_per_second,
+            trusted=config.trusted_networks,
+        )
+        self._onlooker = ReadOnlyNodePool(endpoints, timeout=config.chain.timeout_seconds)
+        self._desk = _desk(config, endpoints, self._onlooker, clock)
+        self._page = _page(config, self._desk)
+        self._gateway = self._make_gateway(endpoints) if config.gateway.enable else None
+        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else "no node is in step")]
+        self._stats = Stats()
+        self._read: Callable[[], Awaitable[Figures]] = self._refusals_alone
+        self._feed: Feed | None = None
+        self._wallets: ASGIApp = wrapped(described([], self._more()), self._limits)
+        self._operators: ASGIApp | None = None
+
+    def join_queue(
+        self,
+        view: WalletView | None,
+        store: QueueStore,
+        rounds: RoundRegistry,
+        *,
+        facts: Facts,
+        checks: Checks,
+        stats: Stats,
+        operators: Sequence[BaseRoute] = (),
+    ) -> None:
+        """Serve the queue too: to wallets, to operators, and its figures.
+
+        Args:
+            view: what wallets may ask of; None where no share is taken.
+            store: what operators may look at.
+            rounds: the rounds known.
+            facts: what only the running service knows.
+            checks: looks at all that must be well.
+            stats: what the service counts.
+            operators: routes for operators alone.
+        """
+        self._checks = checks
+        reading = QueueObserver(store, rounds, facts, refusals=self._limits.refusals, clock=self._clock)
+        self._read, self._stats = reading.figures, stats
+        self._feed = Feed(reading.overview, clock=self._clock, name=secrets.token_hex(4))
+        settings = self._config.helper
+        others = [events_route(self._feed, self._config.operator.token), *self._more()]
+        if view is None:
+            token = self._config.operator.token
+            self._wallets = wrapped(described([], others, operator_token=token), self._limits)
+        else:
+            self._wallets = create_app(
+                view,
+                api_token=settings.api_token,
+                expose_queue_status=settings.expose_queue_status,
+                limits=self._limits,
+                more=others,
+                operator_token=self._config.operator.token,
+            )
+        more = [*operators, *overview_routes(self._feed, reading.overview), *health_routes(checks)]
+        self._operators = create_operator_app(store, facts, more=more)
+
+    @property
+    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What has to run for ever behind the doors, by name."""
+        found: dict[str, Coroutine[Any, Any, None]] = {}
+        if self._desk is not None:
+            found["admin desk"] = self._desk.run()
+        if self._feed is not None:
+            found["feed"] = self._feed.run()
+        return found
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, started: Callable[[str], None], listener: socket.socket | None = None
+    ) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+        """All of it, from listening to the end of the last request; yields the servers' tasks.
+
+        Args:
+            started: called with the wallets' base URL once the sockets listen.
+            listener: the wallets' socket, where it is open already.
+
+        Raises:
+            HelperError: an address cannot be had, or the registrations' file cannot be opened.
+        """
+        settings = self._config.helper
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._onlooker.aclose)
+            if self._desk is not None:
+                await stack.enter_async_context(self._desk.opened())
+            if self._gateway is not None:
+                stack.push_async_callback(self._gateway.aclose)
+            wallets = stack.enter_context(contextlib.closing(listener or bind_tcp(settings.host, settings.port)))
+            servers: list[tuple[Server, Any]] = [(create_server(self._wallets, door=self._limits), wallets)]
+            if self._operators is not None:
+                control = stack.enter_context(unix_listener(self._config.socket_path))
+                servers.append((create_server(self._operators, control_limits()), control))
+            if self._config.metrics.enable:
+                servers.append((self._metrics_server(), stack.enter_context(self._metrics_listener())))
+            tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
+            started(base_url(wallets))
+            try:
+                yield tasks
+            finally:
+                if self._feed is not None:
+                    self._feed.close()
+                for server, _ in servers:
+                    server.should_exit = True
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _more(self) -> list[BaseRoute]:
+        """The routes beside the queue's; the page is the last, as it answers every path."""
+        routes: list[BaseRoute] = [*health_routes(self._checks)]
+        if self._gateway is not None:
+            routes += self._gateway.routes()
+        if self._desk is not None:
+            routes.append(self._desk.mount)
+        if self._page is not None:
+            routes.append(self._page.route())
+        return routes
+
+    def _metrics_server(self) -> Server:
+        # loaded here: who does not want figures need not wait for their library
+        from helper.observability.metrics import Metrics  # noqa: PLC0415
+        from helper.server.routes.metrics import LIMITS, create_metrics_app  # noqa: PLC0415
+
+        metrics = Metrics(self._stats, self._read, clock=self._clock)
+        return create_server(create_metrics_app(metrics, self._checks), LIMITS)
+
+    def _metrics_listener(self) -> contextlib.closing[socket.socket]:
+        settings = self._config.metrics
+        listener = bind_tcp(settings.host, settings.port, section="metrics")
+        log.info("figures are served", url=f"{base_url(listener)}/metrics")
+        return contextlib.closing(listener)
+
+    async def _refusals_alone(self) -> Figures:
+        """The figures where there is no queue."""
+        return Figures(now=self._clock.now(), refusals=self._limits.refusals)
+
+    def _make_gateway(self, endpoints: NodePool) -> Gateway:
+        passage = GatewayProxy(endpoints, timeout=self._config.chain.timeout_seconds, connections=AT_ONCE)
+        return Gateway(passage, client=self._limits.client)
+
+
+def published_addresses(config: Config) -> tuple[str, str]:
+    """The chain's REST and RPC addresses that anyone may read at `/api/chain`; "" where there is none to publish."""
+    production = config.admin.mode == "production"
+    return (
+        config.ui.chain_rest or first_publishable(config.chain_endpoints, production=production),
+        config.ui.chain_rpc or first_publishable(config.chain_rpc, production=production),
+    )
+
+
+def _page(config: Config, desk: AdminService | None) -> Page | None:
+    if not config.ui.enable:
+        return None
+    folder = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE
+    return Page(folder) if desk is None else Page(folder, connect_to=lambda: desk.vote_server_origins)
+
+
+def _desk(config: Config, endpoints: NodePool, onlooker: ReadOnlyNodePool, clock: Clock) -> AdminService | None:
+    if config.admin.disable:
+        return None
+    ui = config.ui
+    rest, rpc = published_addresses(config)
+
+    def facts() -> ChainFacts:
+        return ChainFacts(
+            chain_id=endpoints.chain_id,
+            rest=rest,
+            rpc=rpc,
+            denom=ui.chain_denom,
+        )
+
+    return AdminService(
+        db_path=config.admin_db_path,
+        config_url=config.admin.config_url,
+        ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
+        chain=onlooker,
+        facts=facts,
+        clock=clock,
+        trusted=config.trusted_networks,
+    )

@@ -1,0 +1,151 @@
+"""Decides when a node's answer proves that the chain had no such round or leaf. Pure.
+
+Wallets never retry a 400, so a missing round or leaf is rejected with 400 only if the chain certainly lacked it when
+the share was posted. A node may be seconds or blocks behind the node that the wallet reads, steadily and without any
+sign of it, and it shows a block shortly before it has executed it. Therefore a constant block age is no evidence.
+
+An answer proves absence when it covers a block that meets both conditions:
+
+- The block's time is later than the arrival. Block times are the chain's clock and the arrival is measured by ours:
+  where our clock is known to be behind, the arrival is corrected. This holds for any lag of the node.
+- The block is at least `ABSENCE_BLOCKS` above the newest block that was known at the arrival. This uses no clock. It
+  holds where a node's lag hides that our clock is behind: a lag of one second and a clock that is right look the same
+  as a lag of six seconds and a clock that is five seconds behind.
+
+The second condition is rarely met while one request waits. `FirstArrivals` remembers the first arrival, so that a later
+retry is judged by it. A wallet posts a share only after it has read the leaf's position from a block, so a share whose
+leaf was not on the chain at the first arrival is not valid at a retry either.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from helper.chain.models import BlockHead
+
+ALLOWANCE: Final = 0.5
+"""Seconds that a block must be later than a share's arrival: the clocks of chain and wallets differ a little."""
+ABSENCE_BLOCKS: Final = 10
+"""Blocks by which an answer must exceed the height known at the arrival: a lag of several blocks, or two of the nodes
+behind one address, each up to `helper.chain.node.WOBBLE` blocks behind.
+"""
+SETTLED: Final = 0.1
+"""Seconds after which a node is assumed to have executed the newest block that it shows."""
+ARRIVALS_KEPT: Final = 10_000
+"""Limit of remembered first arrivals; beyond it the oldest are dropped, and their retries start again."""
+ARRIVAL_SECONDS: Final = 300.0
+"""Seconds for which a first arrival is remembered: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A valid answer of a node about a round or the list of rounds. Times are monotonic seconds.
+
+    Attributes:
+        node: name of the node.
+        began: when the request was sent.
+        first: when a request was first sent to this node while it showed this head.
+        head: the newest block that the node had shown before the request.
+        before: the newest known block below the head; None if there is none.
+    """
+
+    node: str
+    began: float
+    first: float
+    head: BlockHead
+    before: BlockHead | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the node has had time to execute its newest block."""
+        return self.began - self.first >= SETTLED
+
+    @property
+    def covered(self) -> BlockHead | None:
+        """The newest block whose effects the answer certainly includes; None if unknown."""
+        return self.head if self.settled else self.before
+
+
+def next_observation(previous: Observation | None, node: str, head: BlockHead, began: float) -> Observation:
+    """Return the observation that follows `previous`; `began` is the monotonic time at which the request was sent."""
+    if previous is None or head.height < previous.head.height:
+        return Observation(node, began, began, head)
+    if head.height > previous.head.height:
+        return Observation(node, began, began, head, previous.head)
+    first = previous.first if node == previous.node else began
+    return Observation(node, began, first, head, previous.before)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareArrival:
+    """When a share was first posted, by our clock and by the chain's blocks.
+
+    Attributes:
+        time: unix seconds by our clock.
+        height: the newest block that any node had shown; 0 before the first.
+        offset: the smallest difference of our clock and a recent block's time when that block was first seen, in
+            seconds. It is an upper limit of our clock minus the chain's, as a node shows a block only after its time.
+    """
+
+    time: float
+    height: int
+    offset: float
+
+
+def proves_absence(observation: Observation | None, arrival: ShareArrival, offset: float) -> bool:
+    """Whether what the observation did not contain was not on the chain at the arrival.
+
+    Args:
+        observation: the last answer; None if there is none.
+        arrival: when the share was first posted.
+        offset: the present value of what `ShareArrival.offset` was at the arrival.
+    """
+    covered = observation.covered if observation is not None else None
+    if covered is None or covered.height < arrival.height + ABSENCE_BLOCKS:
+        return False
+    behind = max(0.0, -min(offset, arrival.offset))
+    return covered.time >= arrival.time + behind + ALLOWANCE
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalKey:
+    """Identifies the vote whose round or leaf is missing; only its owner can compute the vote commitment."""
+
+    round_id: bytes
+    tree_position: int
+    vote_commitment: bytes
+
+
+class FirstArrivals:
+    """Remembers in memory when shares whose round or leaf is missing were first posted.
+
+    The vote commitment is part of the key. With the position alone, a stranger could post a future position and have
+    the share of the voter who gets that position judged by an arrival before the vote.
+    """
+
+    def __init__(self) -> None:
+        # Each with the monotonic time at which it was added.
+        self._arrivals: OrderedDict[ArrivalKey, tuple[ShareArrival, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def note(self, key: ArrivalKey, arrival: ShareArrival, monotonic: float) -> ShareArrival:
+        """Return the first arrival of the key that is remembered; without one, remember this arrival."""
+        self._drop_old(monotonic)
+        if key not in self._arrivals and len(self._arrivals) >= ARRIVALS_KEPT:
+            self._arrivals.popitem(last=False)
+        return self._arrivals.setdefault(key, (arrival, monotonic))[0]
+
+    def _drop_old(self, monotonic: float) -> None:
+        while self._arrivals:
+            _, since = next(iter(self._arrivals.values()))
+            if monotonic - since < ARRIVAL_SECONDS:
+                return
+            self._arrivals.popitem(last=False)
+
+    def forget(self, key: ArrivalKey) -> None:
+        """Forget a key whose leaf was found."""
+        self._arrivals.pop(key, None)

@@ -1,0 +1,232 @@
+"""Reads blocks that the block follower passed over, newest first, while the head is followed and shares are revealed.
+
+Which blocks are unread is kept in the database, so a restart resumes. A consensus RPC is asked for whole windows of
+blocks at once; without one, or where it keeps no index, blocks are fetched a few at a time. Blocks that no node has any
+more are left out, with an error in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from helper.chain.block_source import BlockSource
+from helper.chain.missed_blocks import MissedBlocksCheck, MissedBlocksStore
+from helper.chain.models import BlockHead
+from helper.chain.node_pool import NodePool
+from helper.chain.rest_client import HeightGoneError
+from helper.chain.round_registry import RoundRegistry
+from helper.chain.rpc_client import Spent
+from helper.clock import Clock
+from helper.errors import ChainError, HelperError
+from helper.store.block_ranges import BlockRange, count_heights
+
+IN_FLIGHT: Final = 8
+"""Blocks fetched at the same time."""
+TRIES: Final = 8
+"""Failed attempts at an existing block before it is reported."""
+OVERLAP: Final = 10
+"""Blocks below the head that are never searched for: a node's transaction index may lag behind its blocks."""
+SEARCH_WINDOW: Final = 2000
+"""Blocks per search. A node compares every reveal of a round with the window, so small windows cost it more."""
+SEARCH_LEAST: Final = 64
+"""Fewer blocks than this are fetched one by one: that is as quick, and needs no index."""
+UNINDEXED_SECONDS: Final = 60.0
+"""How long an RPC that could not search is not asked to."""
+LONGEST_REST: Final = 1.0
+"""Longest pause between two batches, in seconds."""
+_LONGEST_PAUSE: Final = 10.0
+
+log = structlog.get_logger("helper.chain")
+
+
+class HistoryStore(MissedBlocksStore, Protocol):
+    """The part of the store that is needed here."""
+
+    async def unread_blocks(self) -> list[BlockRange]:
+        """The ranges of blocks that are not read yet, ascending."""
+        ...
+
+    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> Collection[int]:
+        """Apply the nullifiers of unread blocks and record these blocks as read; our rows that were confirmed."""
+        ...
+
+
+class HistoryReader:
+    """Reads unread blocks in the background.
+
+    Args:
+        sent: asks about sent reveals by name where blocks are gone.
+        mine: whether this host reads; where several share a database, one does.
+        hurry: whether dispatch waits for the history; if not, the reader pauses as long as it works.
+        on_spent: called with our rows that were confirmed, never with an empty list.
+        on_change: called when the set of unread blocks has changed.
+
+    Attributes:
+        stalled: an unread height that no endpoint returns although it exists, None while all is well.
+    """
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        endpoints: NodePool,
+        rounds: RoundRegistry,
+        *,
+        clock: Clock,
+        sent: MissedBlocksCheck,
+        mine: Callable[[], bool],
+        hurry: Callable[[], bool],
+        on_spent: Callable[[Collection[int]], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._endpoints = endpoints
+        self._rounds = rounds
+        self._clock = clock
+        self._source = BlockSource(endpoints, rests=False)
+        self._sent = sent
+        self._mine = mine
+        self._hurry = hurry
+        self._on_spent = on_spent
+        self._on_change = on_change
+        self._ranges: list[BlockRange] = []
+        self._tries = 0
+        self._unindexed: dict[str, float] = {}  # until when an RPC is not searched, monotonic, by endpoint
+        self._wake = asyncio.Event()
+        self.stalled: int | None = None
+        endpoints.on_probe(self._on_probe)
+
+    @property
+    def blocks_left(self) -> int:
+        """Number of unread blocks."""
+        return count_heights(self._ranges)
+
+    @property
+    def complete_from(self) -> int:
+        """The lowest height from which on every block up to the follower's is read."""
+        return self._ranges[-1][1] + 1 if self._ranges else 0
+
+    def wake(self) -> None:
+        """There may be unread blocks: the follower has moved, or another host has passed some over."""
+        self._wake.set()
+
+    async def load(self) -> None:
+        """Read from the database which blocks are unread; another host may have read some."""
+        ranges = await self._store.unread_blocks()
+        if ranges != self._ranges:
+            self._ranges = ranges
+            self._on_change()
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        pause = 1.0
+        while True:
+            self._wake.clear()
+            began = self._clock.monotonic()
+            try:
+                progressed = await self.step()
+            except Exception as error:  # any error: the next attempt may succeed, and nothing else reads these blocks
+                reason = str(error) if isinstance(error, HelperError) else repr(error)
+                log.warning("history_not_read", reason=reason, count=self.blocks_left)
+                await self._clock.sleep(pause)
+                pause = min(_LONGEST_PAUSE, pause * 2)
+                continue
+            pause = 1.0
+            if not progressed:
+                await self._wake.wait()
+            elif not self._hurry():
+                # Nothing waits for these blocks: leave half of the time to requests, proofs and the node's other work.
+                await self._clock.sleep(min(LONGEST_REST, self._clock.monotonic() - began))
+
+    def _on_probe(self, head: BlockHead | None) -> None:
+        if head is not None and self._ranges:
+            self._wake.set()
+
+    async def step(self) -> bool:
+        """Read one window or batch of the newest unread blocks; False if there is none, or none can be read now."""
+        await self.load()
+        head = self._endpoints.head
+        if not self._ranges or head is None or not self._mine():
+            return False
+        first, last = self._ranges[-1]
+        if last - first + 1 >= SEARCH_LEAST or self._tries >= TRIES:
+            window = max(first, last - SEARCH_WINDOW + 1)
+            spent = await self._search(window, last)
+            if spent is not None:
+                await self._apply(window, last, spent)
+                return True
+        heights = range(last, max(first, last - IN_FLIGHT + 1) - 1, -1)
+        blocks, problem = await self._source.fetch_leading(heights, thorough=self._tries >= TRIES // 2)
+        if not blocks:
+            return await self._on_missing(last, problem)
+        spent = [one for block in reversed(blocks) for one in block.reveals]
+        await self._apply(blocks[-1].height, last, spent)
+        return True
+
+    async def _apply(self, first: int, last: int, spent: Sequence[Spent]) -> None:
+        confirmed = await self._store.apply_unread(first, last, spent, now=self._clock.now())
+        self._tries = 0
+        if self.stalled is not None:
+            log.info("history_resumed", height=last)
+            self.stalled = None
+        if confirmed:
+            self._on_spent(confirmed)
+        await self.load()
+
+    async def _search(self, first: int, last: int) -> list[Spent] | None:
+        """All reveals of open rounds in these blocks by an RPC's index; None if no RPC could search."""
+        if not self._rounds.synced:
+            return None
+        for endpoint in self._endpoints.fresh_rpc:
+            resting = self._clock.monotonic() < self._unindexed.get(endpoint.name, 0.0)
+            if endpoint.rpc is None or resting or endpoint.height < last + OVERLAP:
+                continue
+            try:
+                return [
+                    (known.round_id, nullifier)
+                    for known in self._rounds.open()
+                    for _, nullifier in await endpoint.rpc.tx_search_reveals(known.round_id, first, last)
+                ]
+            except ChainError as error:  # it may keep no index; its blocks are as good as before
+                self._unindexed[endpoint.name] = self._clock.monotonic() + UNINDEXED_SECONDS
+                log.info("history_search_refused", endpoint=endpoint.name, reason=str(error))
+        return None
+
+    async def _on_missing(self, height: int, problem: ChainError | None) -> bool:
+        """The newest unread block could not be had; True if it was left out because no node has it any more."""
+        if self._endpoints.usable:
+            self._tries += 1
+            if self._tries >= TRIES and self.stalled != height:
+                self.stalled = height
+                log.error("no endpoint has this block", height=height, reason=str(problem or "not there yet"))
+            if isinstance(problem, HeightGoneError) and (self._tries >= TRIES or self._is_certain(problem)):
+                await self._leave_out(height)
+                return True
+        if problem is not None:
+            raise problem
+        return False
+
+    def _is_certain(self, problem: HeightGoneError) -> bool:
+        """Whether every configured node was asked, none has the height, and one says which it has."""
+        every_rest = len(self._endpoints.fresh) == len(self._endpoints.all)
+        rpcs = sum(endpoint.rpc is not None for endpoint in self._endpoints.all)
+        return problem.lowest is not None and every_rest and len(self._endpoints.fresh_rpc) == rpcs
+
+    async def _leave_out(self, height: int) -> None:
+        """Give up the unread blocks up to `height`: nodes drop their oldest blocks first."""
+        left_out = [(first, min(last, height)) for first, last in self._ranges if first <= height]
+        log.error(
+            "blocks were left out: no node has them any more, and none can search them",
+            height=left_out[0][0],
+            count=count_heights(left_out),
+            reason="reveals of other helpers in them are not known here; the nodes are asked about our own reveals"
+            " that were sent before, and nothing that is sent later is missed",
+            advice="Configure a node that keeps more blocks than the longest downtime, or one with its RPC.",
+        )
+        confirmed = await self._sent.bridge(height)
+        if confirmed:
+            self._on_spent(confirmed)
+        await self._apply(left_out[0][0], height, ())

@@ -1,0 +1,245 @@
+"""A node's REST API, one method a question. Questions about a single share exist only for what is public
+already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import anyio
+import httpx
+
+from helper.chain.json_fields import Fields, loads
+from helper.chain.models import (
+    Block,
+    BlockHead,
+    LeafBlock,
+    NodeInfo,
+    Round,
+    RoundList,
+    TreeState,
+    TxResult,
+    parse_block,
+    parse_head,
+    parse_leaves,
+    parse_node_info,
+    parse_round,
+    parse_rounds,
+    parse_syncing,
+    parse_tree,
+    parse_tree_at,
+    parse_tx,
+)
+from helper.chain.node_http import CONNECTIONS, LARGE, SMALL, TIMEOUT, Answer, NodeHttp, Unanswered
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.round_listing import ListedRound, Total, parse_listing, parse_totals
+from helper.chain.verdicts import Outcome, Verdict, classify, presentable
+from helper.errors import ChainAnswerError, ChainUnavailable
+
+T = TypeVar("T")
+
+LEAF_WINDOW = 1000
+"""Most blocks that one question about leaves may span (to − from)."""
+
+_VOTE = "/shielded-vote/v1"
+_COSMOS = "/cosmos/base/tendermint/v1beta1"
+_LOWEST = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
+_IN_THREAD = 1 << 18  # answers above this many bytes are parsed off the event loop
+
+
+class HeightGoneError(ChainAnswerError):
+    """The node does not have this height any more (pruned): no fault of its, but no answer either.
+
+    Attributes:
+        lowest: the lowest height that it says it has, None when it does not say.
+    """
+
+    def __init__(self, message: str, lowest: int | None = None) -> None:
+        found = _LOWEST.search(message)
+        super().__init__(message)
+        self.lowest = int(found.group(1)) if lowest is None and found else lowest
+
+
+class ChainClient:
+    """One node's REST API.
+
+    Every method raises `ChainUnavailable` when the node could not be asked and `ChainAnswerError` when its
+    answer is none; each call ends within `timeout` seconds a request.
+
+    Attributes:
+        name: host and port, for logs.
+        url: its address, with credentials where the settings have some: for no log.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT,
+        transport: httpx.AsyncBaseTransport | None = None,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self._http = NodeHttp(url, timeout=timeout, transport=transport, connections=connections)
+        self.name = self._http.name
+        self.url = url
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    @property
+    def slow(self) -> bool:
+        """Whether a call to it has been under way for long."""
+        return self._http.slow
+
+    async def rounds(self) -> RoundList:
+        """All rounds of the chain."""
+        return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=LARGE)
+
+    async def round(self, round_id: bytes) -> Round | None:
+        """One round; None when the node knows none of this id."""
+        answer = await self._http.get(f"{_VOTE}/round/{round_id.hex()}")
+        if answer.status == 500 and "vote round not found" in _error(answer):
+            return None
+        found = parse_round(_value(answer, "round"))
+        if found.round_id != round_id:
+            raise ChainAnswerError("round: the answer is about another round")
+        return found
+
+    async def listing(self) -> list[ListedRound]:
+        """All rounds, with what people read of them."""
+        return await self._get(f"{_VOTE}/rounds", parse_listing, limit=LARGE)
+
+    async def totals(self, round_id: bytes) -> list[Total]:
+        """What a finalised round came to."""
+        return await self._get(f"{_VOTE}/tally-results/{round_id.hex()}", parse_totals)
+
+    async def tree_latest(self, round_id: bytes) -> TreeState | None:
+        """The newest root of a round's tree; None while it has no leaf (or the round is unknown)."""
+        return await self._get(f"{_VOTE}/commitment-tree/{round_id.hex()}/latest", parse_tree)
+
+    async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
+        """The root that a round's tree had at a height; None when none was stored there."""
+        answer = await self._http.get(f"{_VOTE}/commitment-tree/{round_id.hex()}/{height}")
+        if answer.status == 500 and "no commitment root at height" in _error(answer):
+            return None
+        return parse_tree_at(_value(answer, "tree"), height)
+
+    async def leaves(self, round_id: bytes, from_height: int, to_height: int) -> list[LeafBlock]:
+        """All leaves of the heights from `from_height` to `to_height`, both included, whatever the node's
+        page size.
+        """
+        blocks: list[LeafBlock] = []
+        start = max(1, from_height)
+        while start <= to_height:
+            end = min(start + LEAF_WINDOW, to_height)
+            page = await self._get(
+                f"{_VOTE}/commitment-tree/{round_id.hex()}/leaves",
+                parse_leaves,
+                params={"from_height": str(start), "to_height": str(end)},
+                limit=LARGE,
+            )
+            if any(not start <= block.height <= end for block in page.blocks):
+                raise ChainAnswerError("leaves: a block outside the range that was asked for")
+            blocks += page.blocks
+            if page.next_from_height is not None and page.next_from_height <= start:
+                raise ChainAnswerError("leaves: next_from_height does not go forward")
+            start = min(page.next_from_height or end + 1, end + 1)
+        return blocks
+
+    async def latest_block(self) -> BlockHead:
+        """The newest block's head."""
+        return await self._get(f"{_COSMOS}/blocks/latest", parse_head, limit=LARGE)
+
+    async def syncing(self) -> bool:
+        """Whether the node still catches up with its chain."""
+        return await self._get(f"{_COSMOS}/syncing", parse_syncing)
+
+    async def node_info(self) -> NodeInfo:
+        """The node's chain and version."""
+        return await self._get(f"{_COSMOS}/node_info", parse_node_info)
+
+    async def block(self, height: int) -> Block | None:
+        """A whole block; None when it is still to come. Raises `HeightGoneError` for one that the node no
+        longer has.
+        """
+        answer = await self._http.get(f"{_COSMOS}/blocks/{height}", limit=LARGE)
+        if answer.status in (400, 404, 500):
+            message = Fields(loads(answer.body, "block"), "block").text("message")
+            if "bigger then the chain length" in message or "bigger than the chain length" in message:
+                return None
+            raise HeightGoneError(f"block: {presentable(message)}")
+        block = parse_block(_value(answer, "block"))
+        if block.head.height != height:
+            raise ChainAnswerError(f"block: height {block.head.height} came for {height}")
+        return block
+
+    async def tx(self, tx_hash: bytes) -> TxResult | None:
+        """How a transaction ended that is public already; None when the node has it not (yet)."""
+        answer = await self._http.get(f"{_VOTE}/tx/{tx_hash.hex().upper()}")
+        if answer.status == 404:
+            return None
+        if answer.status == 422:
+            return parse_tx(loads(answer.body, "tx"))
+        return parse_tx(_value(answer, "tx"))
+
+    async def broadcast(self, message: RevealMessage) -> Outcome:
+        """Send a reveal. Never raises for the node's or the network's trouble: the outcome says what may
+        have happened.
+        """
+        try:
+            answer = await self._http.post(f"{_VOTE}/reveal-share", message.to_json())
+        except Unanswered as error:
+            return replace(classify(None, None, error.sent), log=str(error))
+        except ChainAnswerError as error:
+            return Outcome(Verdict.AMBIGUOUS, log=str(error))
+        outcome = classify(answer.status, answer.body, sent=True)
+        ours = message.tx_hash().hex().upper()
+        if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", ours):
+            return Outcome(Verdict.AMBIGUOUS, outcome.code, "the node took another transaction than was sent")
+        return outcome
+
+    async def validator(self, operator_address: str) -> str | None:
+        """The staking status of a validator (`BOND_STATUS_…`), or None when it has no staking record."""
+        if not operator_address.isascii() or not operator_address.isalnum():
+            raise ValueError("not an operator address")
+        answer = await self._http.get(f"/cosmos/staking/v1beta1/validators/{operator_address}")
+        if answer.status == 404:
+            if Fields(loads(answer.body, "validator"), "validator").uint("code") == 5:
+                return None
+            raise ChainAnswerError("validator: HTTP 404")
+        return Fields(_value(answer, "validator"), "validator").child("validator").text("status")
+
+    async def _get(
+        self,
+        path: str,
+        parse: Callable[[object], T],
+        *,
+        params: dict[str, str] | None = None,
+        limit: int = SMALL,
+    ) -> T:
+        answer = await self._http.get(path, params, limit=limit)
+        what = path.rsplit("/", 1)[-1]
+        if len(answer.body) > _IN_THREAD:
+            return await anyio.to_thread.run_sync(lambda: parse(_value(answer, what)))
+        return parse(_value(answer, what))
+
+
+def _value(answer: Answer, what: str) -> object:
+    """The JSON of a 200; anything else is an error that repeats the node's words."""
+    if answer.status in (502, 503, 504, 429):
+        raise ChainUnavailable(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
+    if answer.status != 200:
+        raise ChainAnswerError(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
+    return loads(answer.body, what)
+
+
+def _error(answer: Answer) -> str:
+    try:
+        fields = Fields(loads(answer.body, "error"), "error")
+        return presentable(fields.text("error") or fields.text("message"))
+    except ChainAnswerError:
+        return ""

@@ -1,0 +1,189 @@
+"""A node's consensus RPC: one question a block, for all shares at once. All integers in it are strings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import anyio
+import httpx
+
+from helper.chain.json_fields import Fields, loads
+from helper.chain.models import BlockHead, make_head
+from helper.chain.node_http import LARGE, SMALL, TIMEOUT, NodeHttp
+from helper.chain.rest_client import HeightGoneError
+from helper.chain.verdicts import presentable
+from helper.errors import ChainAnswerError, ChainUnavailable
+
+PAGE = 100
+"""Transactions a page of a search."""
+
+_TO_COME = ("less than or equal to the current", "not find results")
+
+Spent = tuple[bytes, bytes]
+"""A round's id and a nullifier that counted in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResults:
+    """What one block did to the rounds.
+
+    Attributes:
+        reveals: (round id, nullifier) of each share that counted; failed transactions are not in it.
+        roots: (round id, root, height) of each tree that grew.
+        status_changes: (round id, old status, new status) in the chain's words.
+        time: the block's time where the source tells it, else None.
+    """
+
+    height: int
+    reveals: list[Spent]
+    roots: list[tuple[bytes, bytes, int]]
+    status_changes: list[tuple[bytes, str, str]]
+    time: float | None = None
+
+
+class RpcClient:
+    """One node's consensus RPC. Raises as `ChainClient` does.
+
+    Attributes:
+        name: host and port, for logs.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._http = NodeHttp(url, timeout=timeout, transport=transport)
+        self.name = self._http.name
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    @property
+    def slow(self) -> bool:
+        """Whether a call to it has been under way for long."""
+        return self._http.slow
+
+    async def status(self) -> tuple[BlockHead, bool]:
+        """The newest block, and whether the node is still catching up."""
+        result = await self._call("/status", {})
+        sync = result.child("sync_info")
+        head = make_head(
+            result.child("node_info").text("network"),
+            sync.uint("latest_block_height", maximum=2**62),
+            sync.moment("latest_block_time"),
+        )
+        return head, sync.flag("catching_up")
+
+    async def block_results(self, height: int) -> BlockResults | None:
+        """What a block did; None when it is to come, `HeightGoneError` when the node no longer has it."""
+        try:
+            result = await self._call("/block_results", {"height": str(height)}, limit=LARGE)
+        except _RefusedError as refusal:
+            # The second: the block is stored, its execution is not finished yet (or its results were pruned).
+            if any(piece in refusal.data for piece in ("less than or equal to the current", "not find results")):
+                return None
+            raise HeightGoneError(f"block_results: {refusal.data}") from None
+        if result.uint("height") != height:
+            raise ChainAnswerError(f"block_results: height {result.uint('height')} came for {height}")
+        return await anyio.to_thread.run_sync(parse_block_results, result, height)
+
+    async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
+        """(height, nullifier) of every share of a round that counted in the blocks `first` to `last`, oldest first."""
+        return [
+            (tx.uint("height"), nullifier)
+            async for tx in self._reveals_of(round_id, f" AND tx.height>={first} AND tx.height<={last}")
+            for round_, nullifier in _reveals(tx.child("tx_result"))
+            if round_ == round_id and first <= tx.uint("height") <= last
+        ]
+
+    async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """(height, transaction) of every share of a round that counted, oldest first, page by page."""
+        async for tx in self._reveals_of(round_id):
+            if any(round_ == round_id for round_, _ in _reveals(tx.child("tx_result"))):
+                yield tx.uint("height"), tx.decode("tx", tx.text("tx"), None)
+
+    async def _reveals_of(self, round_id: bytes, condition: str = "") -> AsyncIterator[Fields]:
+        """The transactions that the node's index has for a round, and for a further condition in its query language."""
+        query = f"\"reveal_share.vote_round_id='{round_id.hex()}'{condition}\""
+        seen, page, total = 0, 1, 1
+        while seen < total:
+            try:
+                result = await self._call(
+                    "/tx_search",
+                    {"query": query, "per_page": str(PAGE), "page": str(page), "order_by": '"asc"'},
+                    limit=LARGE,
+                )
+            except _RefusedError as refusal:
+                if page > 1 and "page should be within" in refusal.data:
+                    return
+                raise
+            txs = result.children("txs")
+            for tx in txs:
+                yield tx
+            total = result.uint("total_count")
+            seen, page = seen + len(txs), page + 1
+            if not txs:
+                return
+
+    async def spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        """Whether a nullifier is spent. Only for what is public already, or to a node of one's own."""
+        key = b"\x01\x02" + round_id + nullifier
+        result = await self._call("/abci_query", {"path": '"/store/vote/key"', "data": f"0x{key.hex()}"})
+        response = result.child("response")
+        if response.uint("code"):
+            raise ChainAnswerError(f"abci_query: code {response.uint('code')}")
+        if not response.has("value"):
+            return False
+        return response.decode("value", response.text("value"), None) == b"\x01"
+
+    async def _call(self, path: str, params: dict[str, str], *, limit: int = SMALL) -> Fields:
+        answer = await self._http.get(path, params, limit=limit)
+        what = path[1:]
+        if answer.status in (502, 503, 504, 429):
+            raise ChainUnavailable(f"{what}: HTTP {answer.status}")
+        fields = Fields(loads(answer.body, what), what)
+        if fields.has("error"):
+            error = fields.child("error")
+            raise _RefusedError(what, presentable(error.text("data") or error.text("message")))
+        if answer.status != 200:
+            raise ChainAnswerError(f"{what}: HTTP {answer.status}")
+        return fields.child("result")
+
+
+class _RefusedError(ChainAnswerError):
+    """The RPC's own error answer."""
+
+    def __init__(self, what: str, data: str) -> None:
+        super().__init__(f"{what}: {data}")
+        self.data = data
+
+
+def parse_block_results(result: Fields, height: int) -> BlockResults:
+    """The events of one block that concern rounds."""
+    reveals = [spent for tx in result.children("txs_results") for spent in _reveals(tx)]
+    roots, changes = [], []
+    for event in result.children("finalize_block_events"):
+        kind = event.text("type")
+        if kind == "commitment_tree_root":
+            values = _attributes(event)
+            root = (values.digest("vote_round_id"), values.digest("tree_root"), values.uint("block_height"))
+            roots.append(root)
+        elif kind == "round_status_change":
+            values = _attributes(event)
+            changes.append((values.digest("vote_round_id"), values.text("old_status"), values.text("new_status")))
+    return BlockResults(height, reveals, roots, changes)
+
+
+def _reveals(tx: Fields) -> list[Spent]:
+    """The shares that a transaction made count; none when it failed."""
+    if tx.uint("code"):
+        return []
+    events = (event for event in tx.children("events") if event.text("type") == "reveal_share")
+    values = (_attributes(event) for event in events)
+    return [(value.digest("vote_round_id"), value.digest("share_nullifier")) for value in values]
+
+
+def _attributes(event: Fields) -> Fields:
+    pairs = {pair.text("key"): pair.text("value") for pair in event.children("attributes")}
+    return Fields(pairs, f"{event.where}({event.text('type')})")

@@ -1,0 +1,96 @@
+"""`svote-helper db migrate`: bring an older version's database up to date where one can watch, with a backup first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.options import ConfigOption, DbOption, JsonOption
+from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
+from helper.cli.settings import database_file
+from helper.clock import SystemClock
+from helper.runtime.hardening import harden_process
+from helper.runtime.privileges import acting_as_owner
+
+
+def migrate(
+    *,
+    backup: Annotated[
+        Path | None, typer.Option("--backup", help="Where to write the backup that is made first.", show_default=False)
+    ] = None,
+    recipient: Annotated[
+        list[str] | None,
+        typer.Option(help="Encrypt it to this age recipient (age1…) instead of a passphrase; may be repeated."),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    no_backup: Annotated[bool, typer.Option("--no-backup", help="Make none: there is no way back then.")] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Bring a database that an older version wrote up to date; the helper must not run.
+
+    The next start does the same by itself, without a backup. It is tried on a copy in memory first: --dry-run tells
+    what came of it and changes nothing.
+    """
+    if not dry_run and (backup is None) != no_backup:
+        fail("give --backup FILE, or --no-backup, or --dry-run to see", Exit.USAGE)
+    require_confirmation(yes=yes, dry_run=dry_run)
+    harden_process()
+    database = database_file(config, db)
+    if not database.exists():
+        fail(f"there is no database {database}", Exit.NOT_FOUND)
+    # loaded here, so that the help needs no native code
+    from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
+
+    with permitted():
+        with acting_as_owner(database):
+            if not dry_run:
+                schema_upgrade.refuse_running(database)
+            trial = schema_upgrade.try_migration(database, SystemClock())
+        told: dict[str, Any] = {
+            "database": str(database),
+            "schema": trial.before.schema,
+            "target": trial.target,
+            "live": trial.before.live,
+            "confirmed": trial.before.confirmed,
+            "damaged": trial.before.damaged,
+            "backup": None,
+            "migrated": False,
+        }
+        if trial.needed and not dry_run:
+            consent(f"Bring {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
+            if backup is not None:
+                _back_up(trial.image, backup, recipient or [], passphrase_file)
+                told["backup"] = str(backup)
+            with acting_as_owner(database):
+                schema_upgrade.migrate(database, SystemClock())
+            told["migrated"] = True
+    if json:
+        emit_json(told)
+    else:
+        typer.echo(_line(told, needed=trial.needed))
+
+
+def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
+    from helper.store.backup import MIN_PASSPHRASE, seal, write_backup  # noqa: PLC0415
+
+    passphrase = "" if recipients else read_passphrase(passphrase_file, new=True)
+    if not recipients and len(passphrase) < MIN_PASSPHRASE:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
+    write_backup(output, seal(image, passphrase=passphrase, recipients=recipients))
+    say(f"backed up to {output}")
+
+
+def _line(told: dict[str, Any], *, needed: bool) -> str:
+    what = f"{told['live']} live shares, {told['confirmed']} confirmed"
+    if not needed:
+        return f"{told['database']}: schema {told['schema']} is the newest, {what}"
+    done = "migrated from" if told["migrated"] else "would be migrated from"
+    return f"{told['database']}: {done} schema {told['schema']} to {told['target']}, {what}"

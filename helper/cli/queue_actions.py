@@ -1,0 +1,139 @@
+"""`svote-helper queue retry`, `purge` and `audit`: done by the daemon, or on the file while none runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helper.cli import queue_output
+from helper.cli.arguments import resolve_round, wanted
+from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.exit_codes import map_errors_to_exit_codes
+from helper.cli.options import (
+    ConfigOption,
+    DbOption,
+    DueBeforeOption,
+    JsonOption,
+    RoundOption,
+    StageOption,
+    StateOption,
+)
+from helper.cli.output import Exit, emit_json, say
+from helper.cli.target import Target
+from helper.clock import SystemClock
+from helper.runtime.hardening import harden_process
+from helper.server import views
+
+if TYPE_CHECKING:
+    from helper.operations.actions import Operations
+    from helper.store.action_store import Actor
+
+RefsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SHARE", help="Names of shares as in the list, or their first 6 characters.", show_default=False
+    ),
+]
+
+
+def retry(
+    *,
+    shares: RefsArgument = None,
+    round_id: RoundOption = "",
+    state: StateOption = "",
+    due_before: DueBeforeOption = "",
+    stage: StageOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Try failed shares again, all or those that are meant: each at its own time, with all its attempts back.
+
+    Shares of a round that the chain has closed stay as they are. Works on the running helper, and on the database while
+    none runs.
+    """
+    require_confirmation(yes=yes, dry_run=dry_run)
+    target, refs = Target.of(config, db), shares or []
+    with map_errors_to_exit_codes():
+        conditions = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
+
+    def do(*, dry: bool) -> dict[str, Any]:
+        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
+            return await operations.retry(actor, views.parse_filter(*conditions.values()), refs, dry=dry)
+
+        return target.act("/queue/retry", {**conditions, "refs": refs, "dry_run": dry}, on_file, dry=dry)
+
+    with map_errors_to_exit_codes():
+        answer = do(dry=True) if dry_run or not yes else {"retried": 0}
+        if not dry_run:
+            if answer["retried"]:
+                consent(f"Try {answer['retried']} failed shares again?", yes=yes)
+            answer = do(dry=False)
+    if json:
+        emit_json(answer)
+    else:
+        queue_output.print_retried(answer)
+    if answer["closed"] and not answer["retried"]:
+        raise typer.Exit(Exit.FAILURE)
+
+
+def purge(
+    *,
+    round_id: Annotated[
+        str, typer.Option("--round", help="The round (hex, or its first 6 characters).", show_default=False)
+    ],
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Erase all that is kept of a round now, before its usual time: only one that the chain's own word has closed.
+
+    Works on the running helper, and on the database while none runs, where the helper had found the round closed.
+    """
+    require_confirmation(yes=yes, dry_run=dry_run)
+    target = Target.of(config, db)
+    with map_errors_to_exit_codes():
+        round_id = resolve_round(target, round_id)
+        path = f"/rounds/{views.parse_round(round_id).hex()}/purge"
+    harden_process()
+
+    def do(*, dry: bool) -> dict[str, Any]:
+        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
+            return await operations.purge(actor, views.parse_round(round_id), dry=dry)
+
+        return target.act(path, {"dry_run": dry}, on_file, dry=dry)
+
+    with map_errors_to_exit_codes():
+        answer = do(dry=True) if dry_run or not yes else {}
+        if not dry_run:
+            if not yes:
+                queue_output.print_purged(answer)
+            consent("Erase all of this round?", yes=yes)
+            answer = do(dry=False)
+    if json:
+        emit_json(answer)
+    else:
+        queue_output.print_purged(answer)
+
+
+def audit(
+    limit: Annotated[str, typer.Option(help="At most so many.")] = "50",
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Tell what operators have done to the queue, the latest first: who, when, what, and what came of it."""
+    with map_errors_to_exit_codes():
+        answer = Target.of(config, db).ask("/actions", {"limit": limit})
+    if json:
+        emit_json(answer)
+    else:
+        queue_output.print_audit(answer)
+        if not answer["actions"]:
+            say("nothing was done yet")

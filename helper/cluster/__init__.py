@@ -1,0 +1,1 @@
+"""Several hosts on one queue: membership, clock skew and the send loop of the lease holder."""

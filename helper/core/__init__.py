@@ -1,0 +1,1 @@
+"""Pure domain types and rules: shares, due times, host roles. No I/O."""

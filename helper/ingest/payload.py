@@ -1,0 +1,259 @@
+"""What wallets send and what they are answered: JSON on one side, `Share` on the other. Pure.
+
+`parse_share` looks at shape only: types, lengths, ranges, spelling (`helper.ingest.schema` says which). Whether 32
+bytes are a canonical field element or a point on the curve is asked together with the hashes (`intake`): native code,
+off the event loop.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import orjson
+from typing_extensions import TypedDict
+
+from helper.core.share import MAX_TREE_POSITION, SHARE_COUNT, Share, ShareState
+from helper.ingest.schema import ArrayField, Base64Field, HexField, IntegerField, ObjectField, WireError
+
+MAX_BODY: Final = 1 << 20
+"""Bytes of the largest body that is read: 1 MiB."""
+MAX_PROPOSAL_ID: Final = 50
+MAX_DECISION: Final = 7
+MAX_TIME: Final = 2**63 - 1
+BODY: Final = "body"
+"""The field's name in errors that are about the whole body."""
+
+ENCRYPTED_SHARE: Final = ObjectField(
+    "The share, encrypted with ElGamal over Pallas.",
+    {
+        "share_index": IntegerField("Which of the vote's shares this is.", 0, SHARE_COUNT - 1, default=0),
+        "c1": Base64Field("A compressed Pallas point, not the identity."),
+        "c2": Base64Field("A compressed Pallas point, not the identity."),
+    },
+)
+SHARE: Final = ObjectField(
+    "One share of a vote. Unknown fields are ignored.",
+    {
+        "enc_share": ENCRYPTED_SHARE,
+        "vote_round_id": HexField("The voting round: a canonical Pallas base field element.", any_case=True),
+        "proposal_id": IntegerField("A proposal of the round.", 1, MAX_PROPOSAL_ID),
+        "vote_decision": IntegerField("The index of one of the proposal's options.", 0, MAX_DECISION),
+        "tree_position": IntegerField(
+            "The index of the vote commitment's leaf in the round's commitment tree.", 0, MAX_TREE_POSITION
+        ),
+        "submit_at": IntegerField(
+            "The unix second at which the share is to be revealed; 0, a time in the past or no time is at once. "
+            "At most the round's vote_end_time.",
+            0,
+            MAX_TIME,
+            default=0,
+        ),
+        "shares_hash": Base64Field("Poseidon hash of share_comms: a canonical Pallas base field element."),
+        "share_comms": ArrayField(
+            "The commitments to the vote's shares.", SHARE_COUNT, Base64Field("A canonical Pallas base field element.")
+        ),
+        "primary_blind": Base64Field("The blind of this share's commitment: a canonical Pallas base field element."),
+    },
+)
+"""What a wallet posts, field by field, in the order in which they are looked at."""
+PATH_HEX: Final = HexField("32 bytes, little-endian, in lower-case hex.")
+
+_SEARCHED: Final = 16_384
+"""How far into a body that is not JSON the broken field is looked for: three times a real payload."""
+_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
+_NAMES: Final = frozenset({*SHARE.fields, "all_enc_shares"})
+_INNER: Final = frozenset(ENCRYPTED_SHARE.fields)
+
+
+class ErrorAnswer(TypedDict):
+    """The one shape of every error."""
+
+    status: Literal["error"]
+    error: str
+
+
+class TakenAnswer(TypedDict):
+    """What became of a posted share: it is on disk now, or was known already."""
+
+    status: Literal["queued", "duplicate"]
+
+
+class ShareStatusAnswer(TypedDict):
+    """Whether a nullifier is committed on chain; everything else is pending, also what was never seen."""
+
+    status: Literal["pending", "confirmed"]
+
+
+class TreeAnswer(TypedDict):
+    """The commitment tree of the newest active round, zeros if there is none."""
+
+    leaf_count: int
+    anchor_height: int
+
+
+class StatusAnswer(TypedDict):
+    """That this helper works, and how far its tree of the newest active round is; wallets ask this first."""
+
+    status: Literal["ok"]
+    tree: TreeAnswer
+
+
+class RoundCounts(TypedDict):
+    """How many shares of a round there are and how they stand; `pending` may all still be revealed."""
+
+    total: int
+    pending: int
+    submitted: int
+    failed: int
+
+
+def parse_share(body: bytes) -> Share:
+    """Read one posted share.
+
+    Args:
+        body: the request's body, UTF-8 JSON.
+
+    Raises:
+        WireError: for whatever is not as `SHARE` says, naming the first field that is not.
+    """
+    if len(body) > MAX_BODY:
+        raise WireError(BODY, f"is larger than {MAX_BODY} bytes")
+    return read_share(_load(body))
+
+
+def read_share(payload: Mapping[str, Any]) -> Share:
+    """A share from its fields as JSON has them.
+
+    Raises:
+        WireError: as `parse_share`.
+    """
+    read = SHARE.read("", payload)
+    encrypted = read["enc_share"]
+    return Share(
+        round_id=read["vote_round_id"],
+        share_index=encrypted["share_index"],
+        proposal_id=read["proposal_id"],
+        vote_decision=read["vote_decision"],
+        tree_position=read["tree_position"],
+        submit_at=read["submit_at"],
+        shares_hash=read["shares_hash"],
+        share_comms=read["share_comms"],
+        primary_blind=read["primary_blind"],
+        c1=encrypted["c1"],
+        c2=encrypted["c2"],
+    )
+
+
+def share_payload(share: Share) -> dict[str, Any]:
+    """A share's fields as a wallet sends them: what `read_share` reads."""
+    comms = share.share_comms
+    return {
+        "enc_share": {"share_index": share.share_index, "c1": _base64(share.c1), "c2": _base64(share.c2)},
+        "vote_round_id": share.round_id.hex(),
+        "proposal_id": share.proposal_id,
+        "vote_decision": share.vote_decision,
+        "tree_position": share.tree_position,
+        "submit_at": share.submit_at,
+        "shares_hash": _base64(share.shares_hash),
+        "share_comms": [_base64(comms[start : start + 32]) for start in range(0, len(comms), 32)],
+        "primary_blind": _base64(share.primary_blind),
+    }
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+def parse_hex32(field: str, text: str) -> bytes:
+    """32 bytes from the lower-case hex of a path.
+
+    Raises:
+        WireError: when it is anything else, also for upper case.
+    """
+    return PATH_HEX.read(field, text)
+
+
+def error_answer(message: str) -> ErrorAnswer:
+    """An error in its one shape."""
+    return {"status": "error", "error": message}
+
+
+def taken_answer(*, known: bool) -> TakenAnswer:
+    """That a share was taken, now or before."""
+    return {"status": "duplicate" if known else "queued"}
+
+
+def status_answer(leaf_count: int, anchor_height: int) -> StatusAnswer:
+    """That this helper works, with the newest active round's tree."""
+    return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": anchor_height}}
+
+
+def share_status_answer(*, confirmed: bool) -> ShareStatusAnswer:
+    """Whether a nullifier is committed on chain."""
+    return {"status": "confirmed" if confirmed else "pending"}
+
+
+def queue_status_answer(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, RoundCounts]:
+    """The counts of each round, by its id in hex."""
+    answer: dict[str, RoundCounts] = {}
+    for round_id, states in counts.items():
+        submitted = states.get(ShareState.SUBMITTED, 0)
+        failed = states.get(ShareState.FAILED, 0)
+        total = sum(states.values())
+        answer[round_id.hex()] = {
+            "total": total,
+            "pending": total - submitted - failed,
+            "submitted": submitted,
+            "failed": failed,
+        }
+    return answer
+
+
+def _load(body: bytes) -> Mapping[str, Any]:
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise WireError(*_where_broken(body, error.pos)) from None
+    if not isinstance(payload, dict):
+        raise WireError(BODY, "must be a JSON object")
+    return payload
+
+
+def _where_broken(body: bytes, position: int) -> tuple[str, str]:
+    """Which field a body stops being JSON in, and how to say it."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        return _field_at(body[: error.start].decode()), "is not UTF-8"
+    return _field_at(text[:position]), "is not valid JSON here"
+
+
+def _field_at(text: str) -> str:
+    """The field in which a text ends that is the beginning of a payload; only names that we know are told."""
+    if len(text) > _SEARCHED:
+        return BODY
+    stack: list[str | int] = []  # one entry a level: the name within an object, the index within a list
+    last = ""
+    for piece in _PIECE.findall(text):
+        if piece in "{[":
+            stack.append("" if piece == "{" else 0)
+        elif piece in "}]":
+            del stack[-1:]
+        elif piece == "," and stack:
+            top = stack[-1]
+            stack[-1] = top + 1 if isinstance(top, int) else ""
+        elif piece == ":" and stack and isinstance(stack[-1], str):
+            stack[-1] = last
+        last = piece[1:-1]
+    name = stack[0] if stack else ""
+    if not isinstance(name, str) or name not in _NAMES:
+        return BODY
+    inner = stack[1] if len(stack) > 1 else ""
+    if name == "share_comms" and isinstance(inner, int) and inner < SHARE_COUNT:
+        return f"{name}[{inner}]"
+    if name == "enc_share" and inner in _INNER:
+        return f"{name}.{inner}"
+    return name

@@ -1,0 +1,113 @@
+"""The state of the whole queue at one moment, in aggregates: what the page and `queue watch` show. Pure.
+
+Nothing in it is of one share: no name, no time of its own, nothing of a witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from helper.core.share import ShareState
+from helper.store.base import DueAhead, FailureGroup
+
+Counts = Mapping[bytes, Mapping[ShareState, int]]
+
+
+class KnownRound(Protocol):
+    """A round as the chain tells it."""
+
+    @property
+    def round_id(self) -> bytes:
+        """32 bytes."""
+        ...
+
+    @property
+    def vote_end_time(self) -> int:
+        """Unix second."""
+        ...
+
+    @property
+    def status(self) -> int:
+        """1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
+        ...
+
+
+def overview(
+    *,
+    now: float,
+    facts: Mapping[str, Any],
+    rounds: Sequence[KnownRound],
+    counts: Counts,
+    ahead: Mapping[bytes, DueAhead],
+    failures: Sequence[FailureGroup],
+) -> dict[str, Any]:
+    """The state as plain JSON values.
+
+    Args:
+        now: unix seconds.
+        facts: what the running service tells of itself (`Service.facts`).
+        rounds: all rounds known.
+        counts: shares by round and state.
+        ahead: waiting shares by round and minute.
+        failures: what failed for good, by stage and reason.
+    """
+    provers = facts["provers"]
+    seconds = facts["proof"]["p50_ms"]
+    per_proof = None if seconds is None else seconds / 1000
+    return {
+        "at": now,
+        "height": facts["height"],
+        "circuit": facts["circuit"],
+        "ready": facts["ready"],
+        "paused": facts["intake_paused"] or facts["paused"],
+        "rounds": [
+            _round(known, counts.get(known.round_id, {}), ahead.get(known.round_id), per_proof, provers["workers"])
+            for known in sorted(rounds, key=lambda known: -known.vote_end_time)
+        ],
+        "lateness_ms": {
+            "start": _percentiles(facts["lateness_start"]),
+            "broadcast": _percentiles(facts["lateness_broadcast"]),
+        },
+        "provers": {
+            "slots": provers["workers"],
+            # more are in hand than are proven: some wait, so that no prover does
+            "busy": min(facts["in_hand"], provers["workers"]),
+            "seconds_per_proof": per_proof,
+        },
+        "endpoints": [
+            {"name": node["name"], "fresh": node["reason"] is None, "reason": node["reason"]}
+            for node in facts["endpoints"]
+        ],
+        "failures": [
+            {"at": group.at_ms / 1000, "stage": group.stage, "reason": group.note, "count": group.count}
+            for group in failures
+        ],
+    }
+
+
+def _round(
+    known: KnownRound,
+    counts: Mapping[ShareState, int],
+    ahead: DueAhead | None,
+    per_proof: float | None,
+    slots: int,
+) -> dict[str, Any]:
+    waiting, proving = counts.get(ShareState.RECEIVED, 0), counts.get(ShareState.WITNESSED, 0)
+    return {
+        "round_id": known.round_id.hex(),
+        "vote_end_time": known.vote_end_time,
+        "status": int(known.status),
+        "waiting": waiting,
+        "proving": proving,
+        "broadcast": counts.get(ShareState.BROADCAST, 0),
+        "confirmed": counts.get(ShareState.SUBMITTED, 0),
+        "failed": counts.get(ShareState.FAILED, 0),
+        "due_per_minute": list(ahead.minutes) if ahead else [0] * 60,
+        "later": ahead.later if ahead else 0,
+        "seconds_needed": None if per_proof is None else round((waiting + proving) * per_proof / max(1, slots), 1),
+    }
+
+
+def _percentiles(timing: Mapping[str, Any]) -> dict[str, Any]:
+    return {"p50": timing["p50_ms"], "p99": timing["p99_ms"]}

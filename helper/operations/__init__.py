@@ -1,0 +1,1 @@
+"""Operator actions, queue export and import, proof bundles and their archive."""

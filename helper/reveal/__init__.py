@@ -1,0 +1,1 @@
+"""Reveals due shares: dispatch, proof, broadcast, retries and retention."""

@@ -1,0 +1,1 @@
+"""Process-level services: supervisor, systemd, hardening, maintenance."""

@@ -1,0 +1,110 @@
+"""Who a request is from, as far as limits go: an address as a few bytes, kept in memory only. Pure.
+
+The peer of the connection is the client, unless the peer is a proxy that the operator trusts: then the client is the
+right-most address of X-Forwarded-For (or Forwarded, RFC 7239) that no trusted proxy has. What stands further left was
+written by the client itself and is worth nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Headers = Iterable[tuple[bytes, bytes]]
+
+_FOR = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;"\s]*))\s*(?=;|$)', re.IGNORECASE)
+_V4_AND_PORT = re.compile(r"([0-9.]+)(?::[0-9]{1,5})?")
+_V6_AND_PORT = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?")
+
+
+def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) -> bytes | None:
+    """The client's name: its IPv4 address (4 bytes), or the /64 of its IPv6 address (8 bytes).
+
+    Args:
+        peer: the other end of the connection, None on a unix socket.
+        headers: the request's, names in lower case.
+        trusted: the networks of the operator's own proxies.
+
+    Returns:
+        None when the request is nobody's: it came over a unix socket.
+    """
+    address = _address(peer or "")
+    if address is None:
+        return None
+    if trusted and is_trusted(address, trusted):
+        address = _forwarded(address, headers, trusted)
+    return address.packed if isinstance(address, IPv4Address) else address.packed[:8]
+
+
+def network_of(client: bytes) -> bytes:
+    """The network of a client from `client_of`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes)."""
+    return client[:3] if len(client) == 4 else client[:6]
+
+
+def is_trusted(address: Address | str | None, trusted: Sequence[Network]) -> bool:
+    """Whether an address is one of the operator's own proxies."""
+    found = _address(address or "") if isinstance(address, str | None) else address
+    return found is not None and any(found in network for network in trusted)
+
+
+def _forwarded(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> Address:
+    """The client that a trusted proxy speaks for.
+
+    A proxy writes one of the two headers and passes the other on as the client made it up. Where both are there and
+    name different clients, neither is believed, and the request is the proxy's own.
+    """
+    lists, standard = [], []
+    for name, value in headers:
+        if name == b"x-forwarded-for":
+            lists.append(value.decode("latin-1"))
+        elif name == b"forwarded":
+            standard.append(value.decode("latin-1"))
+    found = {
+        _rightmost(proxy, hops, trusted)
+        for hops in (_plain(",".join(lists)), _standard(",".join(standard)))
+        if hops is not None
+    }
+    return found.pop() if len(found) == 1 else proxy
+
+
+def _plain(text: str) -> Iterator[str] | None:
+    """The hops of X-Forwarded-For, last first; None without the header."""
+    return reversed(text.split(",")) if text else None
+
+
+def _standard(text: str) -> Iterator[str] | None:
+    """The hops of Forwarded, last first; None without the header."""
+    return (_for(element) for element in reversed(text.split(","))) if text else None
+
+
+def _for(element: str) -> str:
+    found = _FOR.search(element)
+    return (found[1] or found[2] or "") if found else ""
+
+
+def _rightmost(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) -> Address:
+    """The last hop that is no trusted proxy; what cannot be read is the last proxy's own."""
+    last = proxy
+    for hop in hops:
+        address = _address(hop.strip())
+        if address is None:
+            return last
+        if not is_trusted(address, trusted):
+            return address
+        last = address
+    return last
+
+
+@lru_cache(maxsize=4096)
+def _address(text: str) -> Address | None:
+    """An address, with or without a port; an IPv4 address within IPv6 is the IPv4 address."""
+    found = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)
+    try:
+        address = ip_address(found[1] if found else text)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address

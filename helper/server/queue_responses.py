@@ -1,0 +1,101 @@
+"""What operators are answered about the queue, the same of the running daemon and of the file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from helper.core.share import ShareState
+from helper.server import action_views, views
+from helper.server.action_views import RoundState
+from helper.store.action_rows import Action
+from helper.store.base import Queue, QueueFilter, StoredRound
+
+
+class FileQueue(Queue, Protocol):
+    """What operators may look at while no daemon runs."""
+
+    async def rounds(self) -> list[StoredRound]:
+        """All rounds kept."""
+        ...
+
+    async def tree_sizes(self) -> dict[bytes, int]:
+        """How many leaves of each round's tree are kept."""
+        ...
+
+    async def actions(self, *, limit: int) -> list[Action]:
+        """What operators did, the latest first."""
+        ...
+
+
+async def list_answer(queue: Queue, query: QueueFilter, limit: int, *, source: views.Source) -> dict[str, Any]:
+    """`queue list`, with the kinds of failure where failed shares are asked for."""
+    failed = None
+    if query.state is ShareState.FAILED:
+        failed = await queue.failed_groups(query, limit=views.GROUPS_SHOWN)
+    return views.list_json(await queue.list_shares(query, limit), source=source, failed=failed)
+
+
+async def stats_answer(
+    queue: Queue, *, source: views.Source, service: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`queue stats`; `service` is what only the daemon knows."""
+    return views.stats_json(
+        await queue.counts(),
+        await queue.damaged(),
+        source=source,
+        failed=await queue.failed_groups(QueueFilter(), limit=views.GROUPS_SHOWN),
+        before=await queue.failed_before(),
+        service=service,
+    )
+
+
+async def spent_answer(queue: Queue, nullifier: str, *, source: views.Source) -> dict[str, Any]:
+    """The rounds in which the chain has counted a nullifier, whoever revealed it; no node is asked.
+
+    Raises:
+        ValueError: it is none.
+    """
+    rounds = await queue.rounds_of_spent(views.parse_hex32("nullifier", nullifier))
+    return {"source": source, "rounds": [round_id.hex() for round_id in rounds]}
+
+
+async def file_answer(queue: FileQueue, path: str, query: Mapping[str, str], *, now: float) -> dict[str, Any] | None:
+    """The answer to a question that the daemon's API has, from the file alone; None where there is none.
+
+    Args:
+        queue: the file.
+        path: the question's path.
+        query: its conditions.
+        now: unix seconds.
+
+    Raises:
+        ValueError: a condition is none; the text names it.
+    """
+    if path == "/stats":
+        return await stats_answer(queue, source="file")
+    if path == "/queue":
+        wanted = views.parse_filter(query.get("round"), query.get("state"), query.get("due_before"), query.get("stage"))
+        return await list_answer(queue, wanted, views.parse_limit(query.get("limit")), source="file")
+    if path == "/rounds":
+        sizes = await queue.tree_sizes()
+        states = [_state(stored, sizes) for stored in await queue.rounds()]
+        return action_views.rounds_json(states, await queue.counts(), now=now, source="file")
+    if path == "/actions":
+        limit = views.parse_limit(query.get("limit"), action_views.ACTIONS_SHOWN)
+        return action_views.actions_json(await queue.actions(limit=limit), source="file")
+    if path.startswith("/spent/"):
+        return await spent_answer(queue, path.rpartition("/")[2], source="file")
+    story = await queue.show(path.rpartition("/")[2])
+    return None if story is None else views.story_json(story, source="file")
+
+
+def _state(stored: StoredRound, sizes: Mapping[bytes, int]) -> RoundState:
+    return RoundState(
+        round_id=stored.round_id,
+        status=stored.status,
+        vote_end_time=stored.vote_end_time,
+        created_at_height=stored.created_at_height,
+        tree_size=sizes.get(stored.round_id, 0),
+        closed=stored.closed_at is not None,
+    )

@@ -1,0 +1,71 @@
+"""`GET /metrics`, on a listener of its own, with the health routes beside it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from helper.observability.metrics import Metrics
+from helper.server.application import wrapped
+from helper.server.connection import ConnectionLimits
+from helper.server.middleware import error_response
+from helper.server.routes.health import Checks, health_routes
+
+PATH: Final = "/metrics"
+LIMITS: Final = ConnectionLimits(connections=32, connections_each=32)
+"""Of the listener: a few scrapers, and none of them can take what wallets need."""
+
+
+class LoopbackHosts:
+    """Refuses names other than localhost on loopback addresses.
+
+    A web page can have its own name resolve to 127.0.0.1 and read what listens there (DNS rebinding); its requests have
+    its name as their Host. On other addresses any name is accepted, as scrapers use names there.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is not None and _is_loopback((scope.get("server") or ("",))[0]) and not _is_local(host):
+            refused = error_response(421, "Host must be localhost or an IP address")
+            await refused(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False  # a unix socket
+
+
+def _is_local(host: str) -> bool:
+    """Whether a Host header is localhost or an IP address, with or without a port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name != "localhost":
+            ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def create_metrics_app(metrics: Metrics, checks: Checks) -> ASGIApp:
+    """The application."""
+
+    async def scrape(request: Request) -> Response:
+        text, kind = await metrics.text(request.headers.get("accept", ""))
+        return Response(text, media_type=kind)
+
+    return LoopbackHosts(wrapped([Route(PATH, scrape, methods=["GET"]), *health_routes(checks)]))

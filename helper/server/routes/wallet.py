@@ -1,0 +1,236 @@
+"""What wallets ask: to take a share, how a share stands, whether this helper works, a round's counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from helper.chain.models import Round
+from helper.core.share import ShareState
+from helper.errors import ShareRefused
+from helper.ingest import payload
+from helper.ingest.schema import WireError
+from helper.server.body_reader import BodyReader
+from helper.server.middleware import JsonResponse, check_token, error_response
+from helper.server.openapi import ApiRoute, Handler, Operation
+from helper.store.base import Enqueued
+
+PREFIX: Final = "/shielded-vote/v1"
+TAKE_PATH: Final = f"{PREFIX}/shares"
+STARTING: Final = "starting"
+_RAISED: Final = "svote-helper.raised"
+"""The key of a request's scope under which `Taking` keeps why it took no share."""
+_BY_STATUS: Final = {
+    400: "refused",
+    401: "unauthorised",
+    408: "too_slow",
+    409: "refused",
+    413: "too_large",
+    429: "come_again",
+    503: "unavailable",
+}
+
+
+class Taker(Protocol):
+    """Takes shares; `helper.ingest.admission.AdmissionController` is one."""
+
+    async def take(self, body: bytes) -> Enqueued:
+        """Read, check and keep a posted share, or raise WireError or ShareRefused."""
+        ...
+
+
+class Queue(Protocol):
+    """The part of the store that wallets' questions need."""
+
+    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        """Whether the chain has counted this nullifier."""
+        ...
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        """Shares by round and state."""
+        ...
+
+
+class ActiveRounds(Protocol):
+    """The part of the round book that the status needs."""
+
+    def active(self) -> Sequence[Round]:
+        """The rounds that are ACTIVE."""
+        ...
+
+
+class Anchor(Protocol):
+    """A root that proofs may be made against."""
+
+    @property
+    def height(self) -> int:
+        """Height at which the chain stored it."""
+        ...
+
+
+class Anchors(Protocol):
+    """The part of the tree keeper that the status needs."""
+
+    def size(self, round_id: bytes) -> int:
+        """Leaves known of a round's tree."""
+        ...
+
+    def anchor(self, round_id: bytes) -> Anchor | None:
+        """The newest root known of it, None before the first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WalletView:
+    """What the wallets' routes look at.
+
+    Attributes:
+        intake: takes shares.
+        store: answers how shares stand.
+        rounds: the active rounds.
+        trees: their trees.
+        ready: whether the service has started in full (keys warm, chain known); until then it answers 503.
+        paused: why no share is taken now, or None; the status must not say ok where a share would get 503.
+        count: notes what a POST came to: `post_` and one of `helper.observability.metric_definitions.OUTCOMES`.
+    """
+
+    intake: Taker
+    store: Queue
+    rounds: ActiveRounds
+    trees: Anchors
+    ready: Callable[[], bool]
+    paused: Callable[[], str | None] = lambda: None
+    count: Callable[[str], None] = lambda _: None
+
+
+TAKE: Final = Operation(
+    "Take one share; 200 means that it is on disk and will be revealed at its time.",
+    payload.TakenAnswer,
+    body=payload.SHARE,
+    refusals=(413,),
+    asks="wallets",
+)
+SHARE_STATUS: Final = Operation(
+    "Whether a share is counted on chain.",
+    payload.ShareStatusAnswer,
+    path={"round_id": payload.PATH_HEX, "nullifier": payload.PATH_HEX},
+    refusals=(404,),
+    asks="wallets",
+)
+STATUS: Final = Operation("Whether this helper works.", payload.StatusAnswer)
+QUEUE_STATUS: Final = Operation("The counts of every round.", dict[str, payload.RoundCounts], asks="wallets")
+
+
+class Taking:
+    """Takes the share of a request, and counts what came of it.
+
+    Args:
+        view: takes it, and counts.
+        api_token: what must be sent in X-Helper-Token; empty asks for nothing.
+        bodies: reads the request.
+    """
+
+    def __init__(self, view: WalletView, *, api_token: str, bodies: BodyReader) -> None:
+        self._view = view
+        self._token = api_token
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive) -> Enqueued:
+        """Take it. A second call for a request of which none was taken raises what the first one raised, and does no
+        more: so `helper.server.fast_path` may ask first, and leave the answer to who answers errors.
+
+        Raises:
+            Exception: why it was not taken; one of `helper.server.middleware.EXCEPTION_HANDLERS` answers it.
+        """
+        if _RAISED in scope:
+            raise scope.pop(_RAISED)
+        try:
+            if self._token:
+                check_token(scope, self._token)
+            outcome = await self._view.intake.take(await self._bodies.read(scope, receive))
+        except Exception as error:
+            self._view.count(f"post_{_outcome_of(error)}")
+            scope[_RAISED] = error
+            raise
+        self._view.count("post_duplicate" if outcome is Enqueued.DUPLICATE else "post_queued")
+        return outcome
+
+
+def taken_response(outcome: Enqueued) -> JsonResponse:
+    """What a wallet is answered whose share was taken, now or before."""
+    return JsonResponse(payload.taken_answer(known=outcome is Enqueued.DUPLICATE))
+
+
+def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[ApiRoute]:
+    """The routes, with a token where one is set (empty: none)."""
+
+    taking = Taking(view, api_token=api_token, bodies=bodies)
+
+    async def take(request: Request) -> Response:
+        return taken_response(await taking(request.scope, request.receive))
+
+    async def share_status(request: Request) -> Response:
+        round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
+        nullifier = payload.parse_hex32("nullifier", request.path_params["nullifier"])
+        confirmed = await view.store.is_spent(round_id, nullifier)
+        return JsonResponse(payload.share_status_answer(confirmed=confirmed))
+
+    async def status(_request: Request) -> Response:
+        if (reason := view.paused()) is not None:
+            return error_response(503, f"shares cannot be taken now: {reason}")
+        if not view.ready():
+            return error_response(503, STARTING)
+        return JsonResponse(_status_of(view))
+
+    async def queue_status(_request: Request) -> Response:
+        return JsonResponse(payload.queue_status_answer(await view.store.counts()))
+
+    def guarded(handler: Handler) -> Handler:
+        return with_token(handler, api_token)
+
+    share_path = "/share-status/{round_id}/{nullifier}"
+    routes = [
+        ApiRoute(TAKE_PATH, take, "POST", TAKE),
+        ApiRoute(f"{PREFIX}{share_path}", guarded(share_status), "GET", SHARE_STATUS),
+        ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
+    ]
+    if expose_queue_status:
+        routes.append(ApiRoute(f"{PREFIX}/queue-status", guarded(queue_status), "GET", QUEUE_STATUS))
+    return routes
+
+
+def with_token(handler: Handler, token: str) -> Handler:
+    """The handler, behind a token where one is set; without it 401, before the body is read."""
+    if not token:
+        return handler
+
+    async def checked(request: Request) -> Response:
+        check_token(request.scope, token)
+        return await handler(request)
+
+    return checked
+
+
+def _outcome_of(error: Exception) -> str:
+    if isinstance(error, WireError):
+        return "refused"
+    if isinstance(error, ClientDisconnect):
+        return "broken_off"
+    if isinstance(error, ShareRefused):
+        return _BY_STATUS.get(error.status, "error")
+    return _BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
+
+
+def _status_of(view: WalletView) -> payload.StatusAnswer:
+    """The status with the tree of the newest active round; zeros when there is none."""
+    newest = max(view.rounds.active(), key=lambda r: r.created_at_height, default=None)
+    if newest is None:
+        return payload.status_answer(0, 0)
+    anchor = view.trees.anchor(newest.round_id)
+    return payload.status_answer(view.trees.size(newest.round_id), anchor.height if anchor else 0)

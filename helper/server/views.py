@@ -1,0 +1,225 @@
+"""The JSON that operators get, the same from the running daemon and from the file. Pure.
+
+Each record is written out field by field: what is not named here is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from helper.core.share import ShareState
+from helper.store.action_store import FailedBefore
+from helper.store.base import DamagedShare, FailureGroup, QueueEntry, QueueFilter, QueueStory
+from helper.store.rows import MIN_REF_CHARS
+
+Source = Literal["daemon", "file"]
+Counts = Mapping[bytes, Mapping[ShareState, int]]
+
+LIST_LIMIT = 100
+"""Entries that a list has unless asked otherwise."""
+MAX_LIST = 10_000
+GROUPS_SHOWN = 100
+"""Kinds of failure that are told apart."""
+_DAY = 86_400
+
+
+def list_json(
+    entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
+) -> dict[str, Any]:
+    """`queue list`; `failed` are the kinds of failure, where failed shares were asked for."""
+    shares = [entry_json(entry) for entry in entries]
+    return {"source": source, "shares": shares, **({} if failed is None else {"failed": groups_json(failed)})}
+
+
+def story_json(story: QueueStory, *, source: Source) -> dict[str, Any]:
+    """`queue show`: one share's whole story, without its witness."""
+    entry = story.entry
+    cannot_count = story.vote_end_time is not None and entry.submit_at == story.vote_end_time
+    return {
+        "source": source,
+        **entry_json(entry),
+        "received": _seconds(story.received_ms),
+        "vote_end_time": story.vote_end_time,
+        "cannot_count": cannot_count,
+        "attempts_by_stage": dict(story.attempts_by_stage),
+        "history": [
+            {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.counted}
+            for event in story.history
+        ],
+        "transaction": _transaction(story),
+    }
+
+
+def stats_json(
+    counts: Counts,
+    damaged: Sequence[DamagedShare],
+    *,
+    source: Source,
+    failed: Sequence[FailureGroup] = (),
+    before: Sequence[FailedBefore] = (),
+    service: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """`queue stats`.
+
+    Args:
+        counts: shares by round and state.
+        damaged: the rows that were set aside.
+        source: who tells it.
+        failed: what failed for good, by stage and reason.
+        before: what had failed in rounds that are purged.
+        service: what only the daemon knows.
+    """
+    rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
+    totals = {state: sum(states.get(state, 0) for states in counts.values()) for state in ShareState}
+    return {
+        "source": source,
+        "total": counts_json(totals),
+        "rounds": rounds,
+        "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
+        "failed": groups_json(failed),
+        "failed_before": [
+            {"day": one.day * _DAY, "stage": one.stage, "reason": one.reason, "count": one.count} for one in before
+        ],
+        **({} if service is None else {"service": dict(service)}),
+    }
+
+
+def entry_json(entry: QueueEntry) -> dict[str, Any]:
+    """One line of a list; times in unix seconds."""
+    return {
+        "ref": entry.ref,
+        "round": entry.round_id.hex(),
+        "state": state_name(entry.state),
+        "submit_at": entry.submit_at,
+        "due": _seconds(entry.due_ms),
+        "attempts": entry.attempts,
+        "crashes": entry.crashes,
+        "stage": entry.stage,
+        "note": entry.note,
+        "damaged": entry.damaged,
+    }
+
+
+def groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
+    """Shares that failed for good, by stage and reason; `latest` in unix seconds."""
+    return [
+        {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
+        for group in groups
+    ]
+
+
+def counts_json(states: Mapping[ShareState, int]) -> dict[str, int]:
+    """Counts by state's name, and their sum."""
+    named = {state_name(state): states.get(state, 0) for state in ShareState}
+    return {"total": sum(named.values()), **named}
+
+
+def state_name(state: int) -> str:
+    """The state in lower case; a number that is none as it is (a damaged row may hold any)."""
+    try:
+        return ShareState(state).name.lower()
+    except ValueError:
+        return str(state)
+
+
+def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
+    """What an operator asked to see; empty is as good as absent.
+
+    Args:
+        round_hex: 64 hex characters.
+        state: a state's name, in any case.
+        due_before: unix seconds.
+        stage: the stage of the latest note.
+
+    Raises:
+        ValueError: one of them is not that; the text names it.
+    """
+    return QueueFilter(
+        round_id=parse_round(round_hex) if round_hex else None,
+        state=_state(state) if state else None,
+        due_before_ms=_due_ms(due_before) if due_before else None,
+        stage=stage or None,
+    )
+
+
+def parse_limit(text: str | None, usual: int = LIST_LIMIT) -> int:
+    """How many entries to list, `usual` unless told.
+
+    Raises:
+        ValueError: it is not a number from 1 to 10,000.
+    """
+    if not text:
+        return usual
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST):
+        raise ValueError(f"limit must be a number from 1 to {MAX_LIST}")
+    return int(text)
+
+
+def parse_round(text: str) -> bytes:
+    """A round's id.
+
+    Raises:
+        ValueError: it is not 64 hex characters.
+    """
+    return parse_hex32("round", text)
+
+
+def parse_hex32(name: str, text: str) -> bytes:
+    """32 bytes in hex.
+
+    Raises:
+        ValueError: it is not 64 hex characters; the text begins with the name.
+    """
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != 32:
+        raise ValueError(f"{name} must be 64 hex characters")
+    return found
+
+
+def parse_ref(text: str) -> str:
+    """The beginning of a share's name, in lower case.
+
+    Raises:
+        ValueError: it is not 6 to 64 hex characters.
+    """
+    if not MIN_REF_CHARS <= len(text) <= 64 or set(text.lower()) - set("0123456789abcdef"):
+        raise ValueError("a share's name is made of 6 hex characters or more")
+    return text.lower()
+
+
+def _state(text: str) -> ShareState:
+    try:
+        return ShareState[text.upper()]
+    except KeyError:
+        names = ", ".join(state.name.lower() for state in ShareState)
+        raise ValueError(f"state must be one of {names}") from None
+
+
+def _due_ms(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise ValueError("due_before must be a time in unix seconds")
+    return int(text) * 1000
+
+
+def _transaction(story: QueueStory) -> dict[str, Any] | None:
+    """What is known of the share's transaction while there is one."""
+    if story.tx_hash is None:
+        return None
+    return {
+        "hash": story.tx_hash.hex().upper(),
+        "anchor_height": story.anchor_height,
+        "circuit": story.circuit,
+        "sends": story.sends,
+        "first_sent_height": story.first_sent_height,
+        "last_sent_height": story.last_sent_height,
+        "last_endpoint": story.last_endpoint,
+        "last_outcome": story.last_outcome,
+    }
+
+
+def _seconds(milliseconds: int) -> float:
+    return milliseconds / 1000

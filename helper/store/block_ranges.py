@@ -1,0 +1,41 @@
+"""Sets of block heights as ascending, disjoint, inclusive ranges. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+BlockRange = tuple[int, int]
+"""First and last height, both included."""
+
+
+def add_range(ranges: Sequence[BlockRange], first: int, last: int) -> list[BlockRange]:
+    """The ranges with the heights from `first` to `last` added; touching ranges are joined."""
+    joined: list[BlockRange] = []
+    for low, high in sorted([*ranges, (first, last)]):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def remove_range(ranges: Iterable[BlockRange], first: int, last: int) -> list[BlockRange]:
+    """The ranges without the heights from `first` to `last`."""
+    pieces = [piece for low, high in ranges for piece in ((low, min(high, first - 1)), (max(low, last + 1), high))]
+    return [(low, high) for low, high in pieces if low <= high]
+
+
+def count_heights(ranges: Iterable[BlockRange]) -> int:
+    """Number of heights in the ranges."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def format_ranges(ranges: Iterable[BlockRange]) -> str:
+    """The ranges as text, such as "5-9,12-12"."""
+    return ",".join(f"{first}-{last}" for first, last in ranges)
+
+
+def parse_ranges(text: str | None) -> list[BlockRange]:
+    """The ranges of such a text; none for None or an empty text."""
+    pairs = (piece.split("-") for piece in (text or "").split(",") if piece)
+    return [(int(first), int(last)) for first, last in pairs]

@@ -1,0 +1,91 @@
+"""Whether the database can be written: the disk takes commits, and the files are at their path."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from helper.clock import Clock
+from helper.errors import StoreDisplaced, StoreError
+from helper.store.sqlite.errors import is_environment, is_full, translate
+
+log = structlog.get_logger("helper.store")
+
+PROBE_EVERY: Final = 0.5
+"""Seconds between two tries of a disk that did not take the last commit."""
+LOCATION_EVERY: Final = 5.0
+"""Seconds after which an idle writer checks again that the database is at its path; a busy one does at each commit."""
+ROOM: Final = 2**20
+"""Bytes that must be free before a disk that was full counts as well: a small commit may fit where shares do not."""
+
+
+class DiskHealth:
+    """Why the database cannot be written, as the writing thread found; read from any thread.
+
+    Args:
+        path: the database file.
+        clock: only its monotonic time is used.
+
+    Attributes:
+        reason: why the disk did not take the last commit, None while it does.
+        displaced: which file is not at its path, None while both are.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._folder = path.parent
+        self._clock = clock
+        self._probe_at = 0.0
+        self._full = False
+        self._path = path
+        self.reason: str | None = None
+        self.displaced: str | None = None
+
+    def note_location(self, displaced: str | None) -> None:
+        """Note which of the files is not at its path, None if both are."""
+        if displaced == self.displaced:
+            return
+        self.displaced = displaced
+        if displaced is None:
+            log.info("database_back_in_place", path=str(self._path))
+        else:
+            log.error("database_displaced", reason=displaced, path=str(self._path), advice=StoreDisplaced.advice)
+
+    def note(self, error: Exception) -> None:
+        """A commit failed; it is trouble when the disk is at fault."""
+        if not is_environment(error):
+            return
+        if self.reason is None:
+            log.error("the database can not be written", error=str(error), advice=StoreError.advice)
+        self.reason = str(translate(error))
+        self._full = is_full(error)
+        self._probe_at = self._clock.monotonic() + PROBE_EVERY
+
+    def written(self) -> None:
+        """A probe went well. Other commits say nothing: what they change may be nothing, and then nothing is synced."""
+        if self.reason is None:
+            return
+        if self._full and not self._has_room():
+            self._probe_at = self._clock.monotonic() + PROBE_EVERY
+            return
+        self.reason = None
+        log.info("the database can be written again")
+
+    def patience(self, patience: float | None) -> float | None:
+        """Seconds that the writer may wait for work; `patience` is what others allow, None for ever."""
+        longest = LOCATION_EVERY if self.reason is None and self.displaced is None else PROBE_EVERY
+        return longest if patience is None else min(patience, longest)
+
+    @property
+    def probe_due(self) -> bool:
+        """Whether the disk is to be tried now."""
+        return self.reason is not None and self._clock.monotonic() >= self._probe_at
+
+    def _has_room(self) -> bool:
+        with suppress(OSError):
+            about = os.statvfs(self._folder)
+            return about.f_bavail * about.f_frsize >= ROOM
+        return True

@@ -1,0 +1,179 @@
+"""A SQLite file at one end of a move."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from helper.clock import Clock
+from helper.errors import NothingThere, StoreForeign
+from helper.runtime.privileges import acting_as_owner
+from helper.store.migration.endpoint import MigrationEndpoint, copying
+from helper.store.migration.tables import Row, plain
+from helper.store.sql_files import migrations, queries
+from helper.store.sqlite.errors import translate
+from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, OpenedDatabase, open_database
+from helper.store.transaction import Params
+
+_DELETING: Final = "drop_"
+
+
+class SqliteEndpoint(MigrationEndpoint):
+    """A database file: read beside its daemon, then held by the daemon's lock.
+
+    Root opens and closes it with the rights of its owner, or of its directory's, whose the files then are.
+
+    Args:
+        path: the file.
+        clock: measures how long erasure was put off.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._conn: sqlite3.Connection | None = None
+        self._opened: OpenedDatabase | None = None
+        self._deleted = False
+
+    @property
+    def label(self) -> str:
+        """The whole path."""
+        return str(self._path.resolve())
+
+    @property
+    def word(self) -> str:
+        """The whole path."""
+        return self.label
+
+    @property
+    def setting(self) -> str:
+        """A file, and no shared database."""
+        return f'[helper] db_path = "{self.label}", and no [store] url'
+
+    def look(self) -> None:
+        """Connect read-only."""
+        if self._opened is not None or self._conn is not None:
+            return
+        with acting_as_owner(self._path):
+            self._connect()
+
+    def _connect(self) -> None:
+        if not self._path.exists():
+            raise NothingThere(f"there is no database {self._path}", advice="Give the file of the queue: --db FILE.")
+        with _translated():
+            conn = sqlite3.connect(
+                f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_SECONDS
+            )
+            try:
+                conn.execute("PRAGMA query_only = ON")
+                self._check(conn)
+            except BaseException:
+                conn.close()
+                raise
+            self._use(conn)
+
+    def _check(self, conn: sqlite3.Connection) -> None:
+        found = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        if found != [APPLICATION_ID, len(migrations())]:
+            raise StoreForeign(
+                f"{self._path} is not a database of this version of the helper",
+                advice="An older version's is brought up to date first: `svote-helper db migrate`.",
+            )
+
+    def hold(self) -> None:
+        """Take the daemon's lock and open the file as a daemon does; a file that is not there is made."""
+        if self._opened is not None:
+            return
+        with acting_as_owner(self._path):
+            self._let_go()  # a descriptor of ours that is closed later would drop SQLite's own locks
+            self._opened = open_database(self._path, self._clock, marked=True)
+        self._use(self._opened.tx.conn)
+
+    def _use(self, conn: sqlite3.Connection) -> None:
+        # a damaged text makes its row's check fail, and is no reason to stop
+        conn.text_factory = partial(str, encoding="utf-8", errors="replace")
+        self._conn = conn
+
+    def close(self) -> None:
+        """Erase what was deleted, and let go of the file."""
+        with acting_as_owner(self._path):
+            if self._opened is not None:
+                opened, self._opened, self._conn = self._opened, None, None
+                with _translated():
+                    opened.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._conn is not None:
+            conn, self._conn = self._conn, None
+            conn.close()
+
+    # ------------------------------------------------------------------ statements
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        assert self._conn is not None
+        return self._conn
+
+    def all(self, name: str, params: Params = ()) -> list[Row]:
+        """All rows of a query; texts of tables that have no check lose what another database refuses."""
+        with _translated():
+            rows = self._open.execute(_statement(name), params).fetchall()
+        if name.startswith("page_") and name not in {"page_shares", "page_reveals"}:
+            return [plain(row) for row in rows]
+        return rows
+
+    def many(self, name: str, rows: Sequence[Row]) -> None:
+        """Run a statement once a row."""
+        changed = self._open.executemany(_statement(name), rows).rowcount
+        self._deleted = self._deleted or (name.startswith(_DELETING) and changed > 0)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A transaction, after which the log is written back and what was deleted erased, now and then."""
+        assert self._opened is not None
+        with _translated():
+            self._open.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._open.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._open.execute("ROLLBACK")
+                raise
+            if self._deleted:
+                self._deleted = False
+                self._opened.eraser.note_deleted()
+            with acting_as_owner(self._path):  # it opens the write-ahead log
+                self._opened.eraser.tend(idle=False)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A transaction of a page's length: as long as it lasts, the daemon can erase nothing."""
+        with _translated():
+            self._open.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._open.execute("ROLLBACK")
+
+    def end_copy(self) -> None:
+        """Count."""
+        for name in ("drop_all_aside", "drop_counters", "count_in_file"):
+            self._open.execute(_statement(name))
+
+
+def _statement(name: str) -> str:
+    return copying().get(name) or queries()[name]
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise translate(error) from error

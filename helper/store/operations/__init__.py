@@ -1,0 +1,1 @@
+"""Store operations: functions over one transaction, shared by SQLite and PostgreSQL."""

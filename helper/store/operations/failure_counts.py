@@ -1,0 +1,50 @@
+"""How many shares had failed for good when their round was purged, by day, stage and reason; nothing else of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from helper.store.records import short
+from helper.store.transaction import Transaction
+
+DAYS_KEPT: Final = 14
+"""Days for which it is told."""
+KINDS_A_DAY: Final = 100
+"""Pairs of stage and reason that are told apart on one day; further ones are counted together."""
+OTHER: Final = ("other", "further reasons")
+DAMAGED: Final = ("damaged", "its row could not be read")
+_DAY_MS: Final = 86_400_000
+_STAGE_CHARS: Final = 32
+_LONG: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2}")
+"""What could be the name or a field of a share, in a node's words."""
+
+
+def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int) -> None:
+    """Count shares that are erased now.
+
+    Args:
+        failed: stage and note of each.
+        at_ms: unix milliseconds now.
+    """
+    day = at_ms // _DAY_MS
+    kinds = Counter((short(_plain(stage), _STAGE_CHARS), short(_plain(note))) for stage, note in failed)
+    for (stage, reason), number in kinds.items():
+        kind: dict[str, int | str] = {"day": day, "stage": stage, "reason": reason}
+        known = tx.one("has_failed_before", kind) is not None
+        if not known and (tx.one("kinds_failed_before", (day,)) or (0,))[0] >= KINDS_A_DAY:
+            kind |= {"stage": OTHER[0], "reason": OTHER[1]}
+        tx.run("add_failed_before", {**kind, "n": number})
+
+
+def _plain(text: str) -> str:
+    """A text without anything that could name a share."""
+    return _LONG.sub("…", text)
+
+
+def sweep(tx: Transaction, at_ms: int) -> int:
+    """Forget what failed too long ago, and what a wrong clock put into days to come; how many lines went."""
+    day = at_ms // _DAY_MS
+    return tx.run("sweep_failed_before", {"first": day - DAYS_KEPT, "last": day + 1})

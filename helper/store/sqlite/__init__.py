@@ -1,0 +1,1 @@
+"""The SQLite store: one database file, one writing thread."""

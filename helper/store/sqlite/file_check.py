@@ -1,0 +1,75 @@
+"""A look at a database file from outside, for the doctor: no daemon is needed, and nothing is written."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from helper.clock import Clock
+from helper.errors import HelperError, StoreCorrupt, StoreForeign
+from helper.store.sql_files import migrations
+from helper.store.sqlite.errors import translate
+from helper.store.sqlite.opening import APPLICATION_ID, MAGIC, compare_schema
+
+LOCK_SECONDS: Final = 2.0
+_STEPS: Final = 20_000
+"""Steps of SQLite's machine between two looks at the clock: some milliseconds."""
+
+
+def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
+    """Let SQLite check a database that nobody writes to.
+
+    A reader keeps the WAL from being truncated, and so witnesses from being erased: where a daemon runs it checks the
+    file itself.
+
+    Args:
+        path: the file.
+        clock: measures the time.
+        seconds: how long it may take.
+
+    Returns:
+        Whether all of it was looked at in that time; no damage was found.
+
+    Raises:
+        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreCorrupt: it is damaged.
+        StoreError: it cannot be read.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) not in (b"", MAGIC):
+            raise StoreForeign(f"{path} is not a database")
+    deadline = clock.monotonic() + seconds
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_SECONDS)) as conn:
+            conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+            conn.execute("PRAGMA query_only = ON")
+            conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
+            _check(conn, path)
+    except HelperError:
+        raise
+    except sqlite3.OperationalError as error:
+        if clock.monotonic() > deadline:
+            return False
+        raise translate(error) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise translate(error) from error
+    return True
+
+
+def _check(conn: sqlite3.Connection, path: Path) -> None:
+    ((application,),) = conn.execute("PRAGMA application_id").fetchall()
+    ((version,),) = conn.execute("PRAGMA user_version").fetchall()
+    if application != APPLICATION_ID:
+        raise StoreForeign(f"{path} is a database of another program")
+    if version > len(migrations()):
+        raise StoreForeign(f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})")
+    if version == len(migrations()):
+        compare_schema(conn)
+    problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
+    if problems != ["ok"]:
+        raise StoreCorrupt(f"{path} is damaged: {'; '.join(problems)}")

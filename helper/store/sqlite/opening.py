@@ -1,0 +1,283 @@
+"""Making and opening the database file: its modes, its schema, and everything that refuses a start."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from helper.clock import Clock
+from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.store.migration.marks import refuse_marked
+from helper.store.migration.tables import MOVED, UNFINISHED
+from helper.store.sql_files import migrations, queries
+from helper.store.sqlite.erasure import Eraser
+from helper.store.sqlite.errors import code_of, translate
+from helper.store.sqlite.file_location import PathWatch, log_of, refuse_incomplete, size_of
+from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.transaction import SqliteTransaction
+from helper.store.transaction import Keys, fact_row, read_fact, read_round_key
+
+APPLICATION_ID: Final = 0x73564F54
+"""What the header of our files says: "sVOT"."""
+BUSY_SECONDS: Final = 5.0
+CHECKED_AT_START: Final = 64 << 20
+"""Bytes of the largest file that is looked through before the start, some tenths of a second's worth. A larger one
+would keep wallets waiting; the service's own check finds what is damaged in it, and until then every row's check does.
+"""
+MAGIC: Final = b"SQLite format 3\x00"
+_FORMATS: Final = slice(18, 20)
+"""Where a file says which version of the format it takes to write and to read it: 1 without a WAL, 2 with one."""
+_PAGE_SIZE: Final = slice(16, 18)
+_PAGES: Final = slice(28, 32)
+
+
+@dataclass(slots=True)
+class OpenedDatabase:
+    """An open database.
+
+    Attributes:
+        tx: what operations work with.
+        eraser: checkpoints and erases.
+        lock: the lock on the file.
+        watch: detects that the files were moved.
+    """
+
+    tx: SqliteTransaction
+    eraser: Eraser
+    lock: FileLock
+    watch: PathWatch
+
+    def close(self) -> None:
+        """Erase what is left to erase, and close the file.
+
+        If the database was moved, nothing is written back: the write-ahead log at the old path stays complete (SQLite
+        does not delete the log of a file that has moved), and the next start asks for the database.
+        """
+        clean = False
+        try:
+            if not self.watch.database_displaced():
+                self.eraser.finish()
+                clean = not self.eraser.pending
+                with suppress(OSError):  # a full disk: the record stays
+                    self.lock.say_open()  # closing deletes the log: the next start must not miss it
+            self.tx.conn.close()
+        finally:
+            self.eraser.close()
+            self.lock.release(clean=clean)
+
+
+def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDatabase:
+    """Open the file for writing, or make it; called on the thread that will write.
+
+    Args:
+        path: the file.
+        clock: measures how long erasure was put off.
+        marked: also where a move has marked it.
+
+    Raises:
+        StoreMoved: a move has marked it: the queue is elsewhere.
+        StoreLocked: another daemon has it open.
+        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreCorrupt: it is damaged.
+        StoreDisplaced: a crash left the write-ahead log, and the database is not there; or the reverse.
+        StoreError: it can not be opened.
+    """
+    # SQLite names the write-ahead log after the resolved path.
+    given, path = path, Path(os.path.realpath(path))
+    lock = FileLock(path)
+    try:
+        # Without a crash no WAL is left, unless the disk failed at the end.
+        clean = lock.take()
+        try:
+            refuse_incomplete(path, lock, clean=clean)
+            clean = clean and not size_of(log_of(path))
+            return _open_locked(path, clock, lock, watched=given, clean=clean, marked=marked)
+        except BaseException:
+            lock.release(clean=False)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"{path} can not be opened: {error.strerror}",
+            advice="Make the directory of [helper] db_path, and let the service's user write in it.",
+        ) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_ERROR:
+            # What is run here is right for a whole file: it is the file's own schema that makes no sense.
+            raise StoreCorrupt(f"the database is damaged: its schema is not what it was: {error}") from error
+        raise translate(error) from error
+
+
+def _open_locked(
+    path: Path, clock: Clock, lock: FileLock, *, watched: Path, clean: bool, marked: bool
+) -> OpenedDatabase:
+    _prepare_file(path)
+    lock.lock_database()
+    _check_format(path)
+    _check_length(path)
+    conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
+    # A damaged text is no reason to stop: the check of its row finds it.
+    conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+    try:
+        _examine(conn, path)
+        _set_up(conn)
+        migrate_schema(conn)
+        compare_schema(conn)
+        keys = _keys(conn)
+        if not marked:
+            facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED)]
+            refuse_marked(facts[0], facts[1], str(path))
+        for row in conn.execute(queries()["round_keys"]).fetchall():
+            read_round_key(row, keys)
+        next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
+        eraser = Eraser(conn, path, clock)
+    except BaseException:
+        _close_refused(conn, lock, clean=clean)
+        raise
+    watch = PathWatch(watched)
+    lock.say_open(watch.inodes)
+    if not clean:
+        try:
+            eraser.erase_all()
+        except (sqlite3.Error, OSError) as error:
+            _close_refused(conn, lock, clean=clean)
+            eraser.close()
+            raise StoreError(f"what the last run left could not be written back to {path}: {error}") from error
+    return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, watch)
+
+
+def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> None:
+    """Close the connection of a start that is refused."""
+    if not clean:
+        with suppress(OSError):  # a full disk: the record stays
+            lock.say_open()  # closing may delete the log: the next start must not miss it
+    conn.close()
+
+
+def _prepare_file(path: Path) -> None:
+    """Create the file with mode 0600, or check the one that is there before SQLite opens it."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    if not path.is_file():
+        raise StoreForeign(f"{path} is not a file")
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC))
+    if head not in (b"", MAGIC):
+        raise StoreForeign(f"{path} is not a database")
+    for name in (path, log_of(path), Path(f"{path}-shm")):
+        fd = open_regular(name)
+        if fd >= 0:
+            try:
+                if os.fstat(fd).st_mode & 0o077:
+                    os.fchmod(fd, 0o600)
+            finally:
+                os.close(fd)
+
+
+def _check_format(path: Path) -> None:
+    """Refuse a file whose header tells of a format to come: SQLite would open it, and then refuse every write."""
+    with path.open("rb") as file:
+        head = file.read(_FORMATS.stop)
+    if head and head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
+        raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
+
+
+def _check_length(path: Path) -> None:
+    """Refuse a file whose end is missing; with a WAL beside it, the end may be there."""
+    with path.open("rb") as file:
+        head = file.read(_PAGES.stop)
+    pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")
+    if head and not size_of(log_of(path)) and path.stat().st_size < pages * (size if size > 1 else 65536):
+        raise StoreCorrupt(f"{path} is damaged: its end is missing")
+
+
+def _examine(conn: sqlite3.Connection, path: Path) -> None:
+    """Refuse another program's file, a newer version's, and a damaged one; nothing is written."""
+    application = _pragma(conn, "application_id")
+    version = _pragma(conn, "user_version")
+    empty = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+    if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
+        raise StoreForeign(f"{path} is a database of another program")
+    if version > len(migrations()):
+        raise StoreForeign(
+            f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})",
+            advice="Start the version that wrote it, or a newer one; or give this one a db_path of its own. "
+            "If no newer version ever ran, the file is damaged: restore the newest backup.",
+        )
+    if path.stat().st_size > CHECKED_AT_START:
+        return
+    problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
+    if problems != ["ok"]:
+        raise StoreCorrupt(f"{path} is damaged: {'; '.join(problems)}")
+
+
+def _set_up(conn: sqlite3.Connection) -> None:
+    mode = conn.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreError(
+            "the database can not use a write-ahead log",
+            advice="Put the database on a local disk: network file systems do not carry it.",
+        )
+    conn.execute("PRAGMA synchronous = FULL")
+    conn.execute("PRAGMA secure_delete = ON")
+    conn.execute("PRAGMA temp_store = MEMORY")
+    conn.execute("PRAGMA foreign_keys = ON")
+    conn.execute("PRAGMA trusted_schema = OFF")
+    conn.execute("PRAGMA cell_size_check = ON")
+    conn.execute("PRAGMA cache_size = -32000")
+    # Checkpoints are the eraser's: it must know which pages were written back.
+    conn.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def migrate_schema(conn: sqlite3.Connection) -> None:
+    """Bring the schema up to date, all in one transaction."""
+    version = _pragma(conn, "user_version")
+    if version == len(migrations()):
+        return
+    steps = "\n".join(migrations()[version:])
+    try:
+        conn.executescript(
+            f"BEGIN IMMEDIATE; {steps}\n"
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {len(migrations())}; COMMIT;"
+        )
+    except sqlite3.Error:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        raise
+
+
+def compare_schema(conn: sqlite3.Connection) -> None:
+    """Refuse a file whose schema is not, letter by letter, what the migrations make: a bit flipped in it."""
+    sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    made = sqlite3.connect(":memory:")
+    try:
+        made.executescript("\n".join(migrations()))
+        expected = made.execute(sql).fetchall()
+    finally:
+        made.close()
+    if conn.execute(sql).fetchall() != expected:
+        raise StoreCorrupt("the database is damaged: its schema is not what this version made")
+
+
+def _keys(conn: sqlite3.Connection) -> Keys:
+    """The database's own keys, made with the file."""
+    found = []
+    for name in ("key.rows", "key.order"):
+        rows = conn.execute(queries()["get_meta"], (name,)).fetchall()
+        if not rows:
+            rows = [fact_row(name, secrets.token_hex(32))]
+            conn.execute(queries()["set_meta"], rows[0])
+        text = read_fact(rows)
+        if text is None:
+            raise StoreCorrupt(f"the database is damaged: {name} is not what it was")
+        found.append(bytes.fromhex(text))
+    return Keys(*found)
+
+
+def _pragma(conn: sqlite3.Connection, name: str) -> int:
+    return int(conn.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,0 +1,145 @@
+"""A consistent copy of the whole database in memory, taken beside the daemon; and what such a copy holds.
+
+The copy is made in one read transaction of a connection that can neither write nor checkpoint, and nothing else is done
+meanwhile: as long as it lasts the daemon can not truncate the WAL. All checks are made on the copy.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from helper.clock import Clock
+from helper.errors import HelperError, StoreCorrupt, StoreForeign
+from helper.store.records import ShareRow
+from helper.store.sql_files import migrations, queries
+from helper.store.sqlite.errors import translate
+from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, MAGIC, compare_schema
+from helper.store.transaction import read_fact
+
+_VERSIONS: Final = slice(18, 20)
+_ROLLBACK_JOURNAL: Final = b"\x01\x01"
+"""Bytes 18 and 19 of the file: such an image opens anywhere without a WAL; the daemon turns its own back on."""
+_MOST_PROBLEMS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an image holds.
+
+    Attributes:
+        schema: the version of its schema.
+        live: shares with their witness.
+        confirmed: shares of which only a tombstone is left.
+        damaged: rows among the live ones that are not as they were written; a daemon sets them aside.
+    """
+
+    schema: int
+    live: int
+    confirmed: int
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checked copy.
+
+    Attributes:
+        image: the bytes of a database file. They hold witnesses: never on a disk in the plain.
+        contents: what it holds.
+        read_seconds: how long the read transaction lasted.
+    """
+
+    image: bytes = field(repr=False)
+    contents: Contents
+    read_seconds: float
+
+
+def take_snapshot(path: Path, clock: Clock) -> Snapshot:
+    """Copy the database and check the copy; takes two to three times the file's size of memory.
+
+    Raises:
+        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreCorrupt: it is damaged.
+        StoreError: it can not be read.
+    """
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise StoreForeign(f"{path} is not a database")
+    try:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            began = clock.monotonic()
+            _copy(path, copy)
+            seconds = clock.monotonic() - began
+            image = bytearray(copy.serialize())
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise translate(error) from error
+    image[_VERSIONS] = _ROLLBACK_JOURNAL
+    return Snapshot(bytes(image), examine(image, str(path)), seconds)
+
+
+def _copy(path: Path, copy: sqlite3.Connection) -> None:
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
+        conn.execute("PRAGMA query_only = ON")
+        # Begun here, a database that is busy is an error after a while; within the copying it would be tried for ever.
+        conn.execute("BEGIN")
+        conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        conn.backup(copy)
+        conn.execute("ROLLBACK")
+
+
+def examine(image: bytes | bytearray, name: str) -> Contents:
+    """Check an image from its header to its rows, and tell what it holds.
+
+    Args:
+        image: the bytes of a database file.
+        name: what it is called in errors.
+
+    Raises:
+        StoreForeign: it is not a database of this helper, or of a newer version.
+        StoreCorrupt: it is damaged.
+    """
+    if not image.startswith(MAGIC):
+        raise StoreForeign(f"{name} is not a database")
+    try:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+            conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+            conn.deserialize(image)
+            return _contents(conn, name)
+    except HelperError:
+        raise
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise translate(error) from error
+
+
+def _contents(conn: sqlite3.Connection, name: str) -> Contents:
+    ((application,),) = conn.execute("PRAGMA application_id").fetchall()
+    ((version,),) = conn.execute("PRAGMA user_version").fetchall()
+    if application != APPLICATION_ID:
+        raise StoreForeign(f"{name} is a database of another program")
+    if version > len(migrations()):
+        raise StoreForeign(
+            f"{name} was written by a newer version (its schema is {version}, ours {len(migrations())})",
+            advice="Use the version that wrote it, or a newer one.",
+        )
+    problems = [str(row[0]) for row in conn.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
+    if problems != ["ok"]:
+        raise StoreCorrupt(f"{name} is damaged: {'; '.join(problems)}")
+    if version == len(migrations()):
+        compare_schema(conn)
+    key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
+    if key is None:
+        raise StoreCorrupt(f"{name} is damaged: the key of its rows is not what it was")
+    aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
+    live = damaged = 0
+    for row in conn.execute(queries()["every_share"]):
+        share = ShareRow(*row)
+        live += 1
+        damaged += share.id in aside or not share.is_sound(bytes.fromhex(key))
+    ((confirmed,),) = conn.execute(queries()["tombstone_count"]).fetchall()
+    return Contents(version, live, confirmed, damaged)

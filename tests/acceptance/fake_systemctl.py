@@ -1,0 +1,135 @@
+"""Stands in for systemctl where no systemd runs: reads the unit that was installed, and starts and stops its service.
+
+    fake_systemctl.py PLACES COMMAND...
+
+`PLACES` is a JSON file: the folders of this machine that stand for those of the unit. It does what the unit says as far
+as a test can see it: credentials, environment, working directory, waiting for READY=1, SIGTERM and the time that a stop
+may take. It does not restart, confine, or watch. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+READY_SECONDS = 60.0
+PAUSE = 0.02
+
+
+class Unit:
+    """One installed unit, and its process."""
+
+    def __init__(self, places: dict[str, str], name: str) -> None:
+        self.run = Path(places["/run"]) / name
+        self.run.mkdir(parents=True, exist_ok=True)
+        text = (Path(places["/etc/systemd/system"]) / f"{name}.service").read_text()
+        for old, new in sorted(places.items(), key=lambda place: -len(place[0])):
+            text = text.replace(old, new)
+        state, credentials = str(Path(places["/var/lib/svote-helper"]).parent), str(self.run / "credentials")
+        text = text.replace("%S", state).replace("%d", credentials)
+        self.credentials = Path(credentials)
+        self.lines = [line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#")]
+
+    def values(self, key: str) -> list[str]:
+        """All that stands under a key."""
+        return [value for name, value in self.lines if name == key]
+
+    def pid(self) -> int | None:
+        """The running process, if there is one."""
+        try:
+            pid = int((self.run / "pid").read_text())
+            about = Path(f"/proc/{pid}/stat").read_text()
+        except (OSError, ValueError):
+            return None
+        return None if about.rpartition(")")[2].split()[0] in "ZX" else pid
+
+    def start(self) -> int:
+        """Start it and wait until it is ready; 1 when it ends before."""
+        if self.pid() is not None:
+            return 0
+        shutil.rmtree(self.credentials, ignore_errors=True)
+        self.credentials.mkdir(mode=0o700)
+        for loaded in self.values("LoadCredential"):
+            name, _, path = loaded.partition(":")
+            copy = self.credentials / name
+            copy.write_bytes(Path(path).read_bytes())
+            copy.chmod(0o400)
+        env = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("SVOTE_HELPER_")}
+        env["CREDENTIALS_DIRECTORY"] = str(self.credentials)
+        env |= dict(one.split("=", 1) for one in self.values("Environment"))
+        address = self.run / "notify"
+        address.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, (self.run / "journal").open("ab") as journal:
+            channel.bind(str(address))
+            channel.settimeout(PAUSE)
+            process = subprocess.Popen(
+                shlex.split(self.values("ExecStart")[0]),
+                env={**env, "NOTIFY_SOCKET": str(address)},
+                cwd=self.values("WorkingDirectory")[0],
+                stdin=subprocess.DEVNULL,
+                stdout=journal,
+                stderr=journal,
+                umask=int(self.values("UMask")[0], 8),
+                start_new_session=True,
+            )
+            (self.run / "pid").write_text(str(process.pid))
+            return self._wait(process, channel)
+
+    def _wait(self, process: subprocess.Popen[bytes], channel: socket.socket) -> int:
+        until = time.monotonic() + READY_SECONDS
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                print("Job for the service failed: it ended at its start", file=sys.stderr)
+                return 1
+            try:
+                if b"READY=1" in channel.recv(4096).split(b"\n"):
+                    return 0
+            except TimeoutError:
+                continue
+        print("Job for the service failed: it was not ready in time", file=sys.stderr)
+        return 1
+
+    def stop(self) -> int:
+        """SIGTERM, and SIGKILL when its time is over, which is a failure here."""
+        pid = self.pid()
+        if pid is None:
+            return 0
+        os.kill(pid, signal.SIGTERM)
+        until = time.monotonic() + float(self.values("TimeoutStopSec")[0])
+        while self.pid() is not None:
+            if time.monotonic() > until:
+                os.kill(pid, signal.SIGKILL)
+                return 1
+            time.sleep(PAUSE)
+        return 0
+
+    def is_active(self) -> int:
+        """Tell whether it runs."""
+        active = self.pid() is not None
+        print("active" if active else "inactive")
+        return 0 if active else 3
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; its exit status."""
+    places: dict[str, str] = json.loads(Path(arguments[0]).read_text())
+    words = [word for word in arguments[1:] if word not in ("enable", "--now")]
+    if words == ["daemon-reload"]:
+        return 0
+    act, name = (["start", *words])[-2:]
+    unit = Unit(places, name)
+    if act == "restart":
+        return unit.stop() or unit.start()
+    return {"start": unit.start, "stop": unit.stop, "is-active": unit.is_active}[act]()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

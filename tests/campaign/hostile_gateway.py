@@ -1,0 +1,205 @@
+"""Slow clients against the gateway: requests that are never finished, and answers that nobody reads.
+
+How it hurts. Two addresses hold as many connections as the gateway has slots. Half of them send the body of a vote a
+byte a second, with 1 byte or 512 KiB sent at once. The others ask for a page of leaves that has no end and read 512
+bytes of it every half second. Each connection is opened again when it is cut. Wallets at a third address read rounds
+and post votes of 20 kB meanwhile.
+
+What must hold. No request of these wallets is refused, and half of them are answered within 0.5 s.
+
+Planted: the slot is taken before the body is read, and no request is cut to free one. Found: "gateway, honest requests
+refused: 160 (= 0)"; that was the product's state. Planted: a slow reader is not cut. Found: the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from helper.observability.stats import percentile
+from helper.server.routes.gateway import AT_ONCE, AT_ONCE_EACH
+from tests.campaign.attack_clients import DEAD, HOST, Ask, Line
+from tests.campaign.campaign import Findings, Setting
+from tests.support.devnet import Chain
+from tests.support.harness import Helper
+
+API = "/shielded-vote/v1"
+LEAVES = f"{API}/commitment-tree/{'ab' * 32}/leaves"
+VOTE = f"{API}/cast-vote"
+ATTACKERS = ("127.0.0.5", "127.0.0.6")
+READ = Ask("GET", f"{API}/rounds")
+POST = Ask("POST", VOTE, b'{"pad":"' + b"A" * 20_000 + b'"}', {"Content-Type": "application/json"})
+LINES = 4
+PAUSE = 0.02
+"""Seconds between two requests of a line: refused votes cost tokens, of which 50 a second come back."""
+
+
+class Node:
+    """A port in front of a chain's node that answers one path, `LEAVES`, without an end.
+
+    Attributes:
+        url: where it listens.
+        endless: such answers that are being sent.
+    """
+
+    def __init__(self, url: str) -> None:
+        address = urlsplit(url)
+        self._behind = (address.hostname or "", address.port or 0)
+        self.url = ""
+        self.endless = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(*DEAD):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(f"GET {LEAVES} ".encode()):
+                await self._stream(writer)
+            else:
+                # one request a connection: the next one is looked at again
+                await self._forward(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1), reader, writer)
+        writer.transport.abort()
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        self.endless += 1
+        try:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while True:
+                writer.write(b"4000\r\n" + b" " * 0x4000 + b"\r\n")
+                await writer.drain()
+        finally:
+            self.endless -= 1
+
+    async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._behind)
+        back.write(head)
+        sending = asyncio.create_task(_copy(reader, back))
+        try:
+            await _copy(there, writer)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            back.transport.abort()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while piece := await source.read(1 << 16):
+        target.write(piece)
+        await target.drain()
+
+
+@contextlib.asynccontextmanager
+async def _gateway(setting: Setting, chain: Chain, http: httpx.AsyncClient) -> AsyncIterator[tuple[Node, int]]:
+    """A gateway without a queue, in front of such a node; the node, and the gateway's port."""
+    folder = setting.folder / "gateway"
+    folder.mkdir()
+    node = Node(chain.nodes[0]["rest"])
+    server = await asyncio.start_server(node.serve, HOST, 0)
+    node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
+    alone = {"disable": True}
+    sections: dict[str, Any] = {"helper": alone, "admin": alone, "gateway": {"enable": True}}
+    helper = Helper(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
+    try:
+        await helper.start()
+        async with helper.patience("passes on"):
+            while (await http.get(f"{helper.url}{READ.path}")).status_code == 503:
+                await asyncio.sleep(0.05)
+        yield node, urlsplit(helper.url).port or 0
+    finally:
+        await helper.kill()
+        server.close()
+
+
+async def besiege_gateway(setting: Setting, findings: Findings, chain: Chain, http: httpx.AsyncClient) -> None:
+    """Attack a gateway of its own in front of a chain, and report what wallets see of it."""
+    wanted = setting.scale(4000, 160)
+    async with _gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
+        attack = [
+            group.create_task(_repeat(port, source, number))
+            for source in ATTACKERS
+            for number in range(2 * AT_ONCE_EACH)
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while node.endless < AT_ONCE - len(ATTACKERS):
+                    await asyncio.sleep(0.05)
+        findings.at_least("gateway, answers that nobody reads", node.endless, 1)
+        statuses, seconds = await _wallets(port, wanted)
+        for task in attack:
+            task.cancel()
+    refused = statuses[0] + statuses[429] + statuses[503]
+    findings.figure("gateway, honest requests", statuses.total())
+    findings.exactly("gateway, honest requests refused", refused, 0)
+    findings.exactly("gateway, honest reads answered", statuses[200], wanted * 3 // 4)
+    findings.at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
+    # attackers, node and wallets share a process here: its own pauses are in the slowest requests
+    findings.figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)
+
+
+async def _wallets(port: int, wanted: int) -> tuple[Counter[int], list[float]]:
+    """Three reads and a vote in turn over a few connections: how often each status came (0 for none), and seconds."""
+    statuses, seconds = Counter[int](), list[float]()
+    asks = itertools.islice(itertools.cycle((READ, READ, READ, POST)), wanted)
+
+    async def one() -> None:
+        line = Line(port)
+        for ask in asks:
+            begun = time.monotonic()
+            answer = await line.ask(ask)
+            seconds.append(time.monotonic() - begun)
+            statuses[answer.status if answer else 0] += 1
+            await asyncio.sleep(PAUSE)
+        line.close()
+
+    await asyncio.gather(*(one() for _ in range(LINES)))
+    return statuses, seconds
+
+
+async def _repeat(port: int, source: str, number: int) -> None:
+    """One slow connection after the other: every second one does not read, of the others every second begins large."""
+    while True:
+        with contextlib.suppress(*DEAD):
+            if number % 2:
+                await _read_slowly(port, source)
+            else:
+                await _send_slowly(port, source, begun=512 << 10 if number % 4 else 1)
+        await asyncio.sleep(0.05)
+
+
+async def _send_slowly(port: int, source: str, *, begun: int) -> None:
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
+    try:
+        writer.write(Ask("POST", VOTE, headers={"Content-Length": str(1 << 20)}).head() + b"[" * begun)
+        closed = asyncio.create_task(reader.read())
+        while not (await asyncio.wait([closed], timeout=1))[0]:
+            writer.write(b"[")
+    finally:
+        closed.cancel()
+        await asyncio.gather(closed, return_exceptions=True)
+        writer.transport.abort()
+
+
+async def _read_slowly(port: int, source: str) -> None:
+    plug = socket.socket()
+    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so little is on its way that the server waits
+    plug.bind((source, 0))
+    plug.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(plug, (HOST, port))
+    except OSError:
+        plug.close()
+        raise
+    reader, writer = await asyncio.open_connection(sock=plug, limit=512)
+    try:
+        writer.write(Ask("GET", LEAVES).head())
+        while await reader.read(512):
+            await asyncio.sleep(0.5)
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,134 @@
+"""What a PostgreSQL server has of votes at any time: in its tables, its write-ahead log, its temporary files, its log.
+
+A server keeps what is deleted, so what must not stay is never to be there: no secret, position or transaction at any
+time, no nullifier of a share that waits. One that the chain has counted is among all spent ones, a row that is written
+ahead too. The files are looked through while all shares wait, and in the end, with a replication slot that keeps every
+segment of the write-ahead log: what was ever written is there. What a server lays down in a temporary file for a moment
+between is not seen.
+
+Planted: `Keyring.seal` and `Keyring.open` left texts as they were. It printed "secrets, nullifiers and positions of
+waiting shares at the server: 247: 70001 as it is sealed in data/pg_wal/000000010000000000000001, … (= none)" and
+"transactions at the server: 144 (= 0)".
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.campaign.campaign import Findings
+from tests.campaign.canaries import Votes, held_of, left_in, nullifiers_of
+from tests.support.erasure_check import rows_with
+from tests.support.harness import Helper
+from tests.support.queue_storage import GAP, Schema
+
+WORD = 8
+"""Bytes of a secret, or characters of it in hex or base64, that count as telling it."""
+WAL = Path("data/pg_wal")
+
+
+class ServerSearch:
+    """Looks through a server.
+
+    Args:
+        findings: where goals go.
+        helper: whose queue is there.
+        kept: its schema.
+    """
+
+    look_seconds = 4
+    """What a look at a server's files may take on a machine that others use too."""
+
+    def __init__(self, findings: Findings, helper: Helper, kept: Schema) -> None:
+        self.findings = findings
+        self._helper = helper
+        self._kept = kept
+        self._before = kept.files()
+        kept.rows("SELECT pg_create_physical_replication_slot('campaign', true)")
+
+    def of_database(self, _path: str) -> bool:
+        """Whether this is a file in which a share's secrets may be for some time: the helper has none."""
+        return False
+
+    def waiting(self, votes: Votes) -> None:
+        """While all shares wait they are there sealed, and nothing of them otherwise."""
+        files = self._files()
+        sealed = {str(share): bytes(text) for share, text in self._helper.rows("SELECT id, witness FROM shares")}
+        found = {name for name, _ in words_in(files, sealed)}
+        self.findings.exactly("sealed witnesses that the search does not find", len(sealed) - len(found), 0)
+        told = words_in(files, _written(held_of(votes) | nullifiers_of(votes)) | _positions(votes))
+        self.findings.exactly("secrets, nullifiers and positions of waiting shares at the server", _named(told), "none")
+        columns = {name for _, position in votes for name in rows_with(self._helper, position)}
+        self.findings.exactly("columns with a position", ", ".join(sorted(columns)) or "none", "none")
+
+    def _files(self) -> dict[Path, bytes]:
+        """What is new in every file since before the first share: a server's own numbers may look like positions."""
+        found = {}
+        for path, data in self._kept.files().items():
+            before = self._before.get(path, b"").rstrip(b"\0")
+            found[path] = data[len(before) :] if data.startswith(before) else data
+        return found
+
+    def left(self, _votes: Votes, _public: dict[str, bytes], waiting: int) -> list[str]:
+        """Tables that have rows of more shares than those that still wait."""
+        tables = ("shares", "reveals", "claims")
+        return [name for name in tables if self._helper.rows(f"SELECT count(*) FROM {name}")[0][0] > waiting]
+
+    def after(self, votes: Votes, public: dict[str, bytes]) -> None:
+        """The whole search, when all is confirmed."""
+        findings, files, nullifiers = self.findings, self._files(), nullifiers_of(votes)
+        told = words_in(files, _written(held_of(votes)) | _positions(votes))
+        findings.exactly("secrets and positions at the server", _named(told), "none")
+        findings.exactly("transactions at the server", len(left_in(GAP.join(files.values()), public)), 0)
+        findings.figure("bytes of its files looked through", sum(map(len, files.values())))
+        # The chain's spent nullifiers, all of them, are a table; its rows are written ahead too.
+        spent = self._kept.files_of("spent")
+        findings.at_least("files of the table of all spent ones", len(spent & files.keys()), 2)
+        others = {path: data for path, data in files.items() if path not in spent and WAL not in path.parents}
+        told = words_in(others, _written(nullifiers))
+        findings.exactly("nullifiers elsewhere than among all spent ones", _named(told), "none")
+        in_rows = self._helper.rows("SELECT nullifier FROM spent")
+        once = sum((value,) in in_rows for value in nullifiers.values())
+        findings.exactly("nullifiers not among them", len(nullifiers) - once, 0)
+
+
+def words_in(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]) -> set[tuple[str, Path]]:
+    """Which secrets have eight of their bytes, from a multiple of eight on, in which of the files."""
+    names: dict[int, set[str]] = {}
+    for name, secret in secrets.items():
+        for at in range(0, len(secret) - WORD + 1, WORD):
+            names.setdefault(int.from_bytes(secret[at : at + WORD], sys.byteorder), set()).add(name)
+    words, found = frozenset(names), set[tuple[str, Path]]()
+    for path, data in files.items():
+        for shift in range(min(WORD, len(data))):
+            whole = (len(data) - shift) // WORD * WORD
+            seen = words.intersection(memoryview(data)[shift : shift + whole].cast("Q"))
+            found |= {(name, path) for word in seen for name in names[word]}
+    return found
+
+
+def _named(found: Iterable[tuple[str, Path]]) -> str:
+    """The first of them, and how many they are."""
+    told = sorted(f"{name} in {path}" for name, path in found)
+    return f"{len(told)}: {', '.join(told[:3])}" if told else "none"
+
+
+def _written(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Secrets as they are, in hex and in base64."""
+    found = dict(secrets)
+    for name, value in secrets.items():
+        text = value.hex()
+        found |= {f"{name} in hex": text.encode(), f"{name} in capitals": text.upper().encode()}
+        found[f"{name} in base64"] = base64.b64encode(value)
+    return found
+
+
+def _positions(votes: Votes) -> dict[str, bytes]:
+    """Positions as columns have them, and as they are packed beside what follows them."""
+    found: dict[str, bytes] = {}
+    for _, at in votes:
+        found |= {f"{at} as a column": at.to_bytes(8, "little"), f"{at} as a parameter": at.to_bytes(8, "big")}
+        found[f"{at} as it is sealed"] = at.to_bytes(4, "big") + bytes(4)  # a time in seconds follows
+    return found

@@ -1,0 +1,56 @@
+"""Everything that the API's description allows, and much that it does not, by schemathesis in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.campaign.campaign import Findings, Setting
+
+
+async def described(findings: Findings, setting: Setting, url: str, token: str) -> None:
+    """Ask every operation that the helper at this address describes; its answers must be as described, and no 5xx."""
+    async with httpx.AsyncClient() as http:
+        document = (await http.get(f"{url}/openapi.json")).json()
+    (setting.folder / "openapi.json").write_text(json.dumps(document))
+    report = setting.folder / "schemathesis.json"
+    options = {
+        "--url": url,
+        "--header": f"X-Helper-Token: {token}",
+        "--seed": str(setting.seed),
+        "--max-examples": setting.scale("300", "10"),
+        "--phases": "coverage,fuzzing",
+        "--checks": "all",
+        # what is well formed must also be in a tree
+        "--exclude-checks": "positive_data_acceptance",
+        # on a busy machine payloads are made slowly; that is no fault of the helper's
+        "--suppress-health-check": "too_slow",
+        "--generation-database": "none",
+        "--report-json-path": str(report),
+    }
+    status = await _schemathesis(setting.folder, [part for option in options.items() for part in option])
+    told = json.loads(report.read_text()) if report.exists() else {}
+    operations = sum(len(methods) for methods in document["paths"].values())
+    findings.exactly("schemathesis, exit status", status, 0)
+    findings.exactly("schemathesis, operations tested", told.get("operations", {}).get("tested", 0), operations)
+    findings.figure("schemathesis, requests", told.get("test_cases", {}).get("generated", 0))
+    findings.exactly("schemathesis, failures", len(told.get("failures", ["no report"])), 0)
+
+
+async def _schemathesis(folder: Path, flags: list[str]) -> int:
+    """Its exit status; when it is not 0 what it said is shown."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "run", "openapi.json"),
+        *(*flags, "--no-color", "--continue-on-failure"),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    told, _ = await process.communicate()
+    if process.returncode:
+        print(told.decode(errors="replace")[-6000:], file=sys.stderr)
+    return process.returncode or 0

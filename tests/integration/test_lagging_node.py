@@ -1,0 +1,63 @@
+"""A helper whose node lags steadily, or whose clock is behind the chain's, and a wallet that reads a current node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from devnet import ballot
+from devnet.wallet import Wallet
+from tests.support.devnet import Chain
+from tests.support.harness import helping
+
+BLOCKS_BEFORE = 3
+"""Blocks that the helper has followed before the vote."""
+PATIENCE_BLOCKS = 10
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("block", "lag", "clock_behind"),
+    [(2.0, 1.2, 0.0), (6.0, 4.8, 0.0), (1.5, 0.4, 0.0), (2.0, 0.0, 5.0), (2.0, 0.0, 30.0), (1.5, 0.4, 2.0)],
+)
+async def test_lagging_node_costs_honest_wallet_no_share(
+    tmp_path: Path, http: httpx.AsyncClient, block: float, lag: float, clock_behind: float
+) -> None:
+    flags = ("--stand-in-proofs", "--extra-nodes", "1", "--clock-offset", str(clock_behind))
+    chain = Chain(tmp_path, http, "--block-seconds", str(block), *flags)
+    await chain.start()
+    try:
+        round_id = await chain.open_round()
+        if lag:
+            await chain.faults(stale=lag)  # of the helper's node; the wallet reads the other one
+        async with helping(tmp_path, http, chain, chain={"poll_seconds": 1.0}) as helper:
+            current = chain.by_node(1)
+            reached = await current.newest() + BLOCKS_BEFORE
+            async with asyncio.timeout(10 * BLOCKS_BEFORE * block):
+                while await current.newest() < reached:
+                    await asyncio.sleep(0.1)
+            async with Wallet(current.url, [], mode="parallel") as wallet:
+                vote = await wallet.seal(round_id, 1, 1)
+                position = await wallet.cast(vote)
+            bodies = [ballot.post_body(vote, share, position, 0) for share in vote.shares[:8]]
+            statuses = await asyncio.gather(
+                *(_post_until_answered(http, helper.url, body, PATIENCE_BLOCKS * block) for body in bodies)
+            )
+            assert statuses == [200] * len(bodies)
+    finally:
+        await chain.kill()
+
+
+async def _post_until_answered(http: httpx.AsyncClient, url: str, body: object, seconds: float) -> int:
+    """The last status that a wallet gets, which posts again after a 429 only."""
+    end = time.monotonic() + seconds
+    while True:
+        answer = await http.post(f"{url}/shielded-vote/v1/shares", json=body, timeout=30)
+        if answer.status_code != 429 or time.monotonic() > end:
+            return answer.status_code
+        assert int(answer.headers["retry-after"]) >= 1
+        await asyncio.sleep(0.5)

@@ -1,0 +1,81 @@
+"""A database that is damaged, of another program or of a newer version is refused, untouched, with advice."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helper.clock import SystemClock
+from helper.store.sqlite.opening import open_database
+
+
+def damage(path: Path) -> None:
+    """Overwrite every page behind the first."""
+    open_database(path, SystemClock()).close()
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+
+
+def truncate(path: Path) -> None:
+    """Lose the second half."""
+    open_database(path, SystemClock()).close()
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2 // 4096 * 4096])
+
+
+def foreign(path: Path) -> None:
+    """Another program's database."""
+    with sqlite3.connect(path) as file:
+        file.execute("CREATE TABLE recipes (name TEXT)")
+    file.close()
+
+
+def newer(path: Path) -> None:
+    """A version after ours has written it."""
+    open_database(path, SystemClock()).close()
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 9999")
+    file.close()
+
+
+def no_database(path: Path) -> None:
+    """Somebody's notes."""
+    path.write_text("buy milk\n" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says", "advises"),
+    [
+        (damage, "damaged", "backup"),
+        (truncate, "damaged", "backup"),
+        (foreign, "another program", "db_path"),
+        (newer, "newer version", "version"),
+        (no_database, "not a database", "db_path"),
+    ],
+)
+def test_serve_refuses_a_file_that_is_not_its_own(
+    tmp_path: Path, spoil: Callable[[Path], None], says: str, advises: str
+) -> None:
+    database = tmp_path / "queue.db"
+    spoil(database)
+    before = database.read_bytes()
+    config = tmp_path / "helper.toml"
+    config.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n')
+    ended = subprocess.run(
+        [sys.executable, "-m", "helper", "serve", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert says in ended.stderr
+    assert advises in ended.stderr.splitlines()[-1], "what to do is the last line"
+    assert "Traceback" not in ended.stderr
+    assert database.read_bytes() == before, "the file is as it was"

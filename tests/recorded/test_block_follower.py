@@ -1,0 +1,110 @@
+"""The listener finds the 16 recorded nullifiers in the recorded blocks, by the consensus RPC and by REST."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.chain.block_follower import BlockFollower
+from helper.chain.round_registry import RoundRegistry
+from tests.recorded.test_models import message
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import ROUND_ID, MemoryStore, Network, Node, recorded
+
+
+def nullifiers(reveals: list[dict[str, Any]]) -> set[tuple[bytes, bytes]]:
+    return {(ROUND_ID, b64decode(row["request"]["share_nullifier"])) for row in reveals}
+
+
+def recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int = 120) -> Node:
+    """A node with the recorded transactions in their blocks, byte for byte where a whole answer was recorded."""
+    node = Node(clock, height=height)
+    for row in reveals:
+        node.include(int(row["tx"]["height"]), message(row["request"]).to_tx(), row["tx"])
+
+    def replay(names: dict[str, str], key: str) -> None:
+        ask = node.faults.pop(key, None)
+        assert ask is None
+
+        def fault(request: httpx.Request) -> httpx.Response:
+            where = request.url.params.get("height") or request.url.path.rsplit("/", 1)[1]
+            if where in names:
+                row = recorded(names[where], "blocks.jsonl")
+                return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
+            return node._results(int(where)) if key == "block_results" else node._block(int(where))
+
+        node.faults[key] = fault
+
+    replay({"106": "block results 106", "107": "block results 107"}, "block_results")
+    replay({"106": "block with raw transactions"}, "v1beta1/blocks/1")
+    return node
+
+
+@pytest.mark.rule("R12")
+@pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
+async def test_finds_the_sixteen_block_by_block(rpc: bool, recorded_reveals: list[dict[str, Any]]) -> None:
+    clock = FakeClock()
+    node = recorded_chain(clock, recorded_reveals)
+    endpoints = Network(node=node).endpoints(clock, rpc=rpc)
+    store = MemoryStore()
+    store.heights.append(100)
+    ours = sorted(nullifiers(recorded_reveals))[:3]
+    store.ours = {spent: number for number, spent in enumerate(ours, start=1)}
+    confirmed: list[int] = []
+    blocks: list[int] = []
+    rounds = RoundRegistry(store, endpoints, clock=clock)
+    listener = BlockFollower(store, endpoints, rounds, clock=clock, on_block=blocks.append, on_spent=confirmed.extend)
+    await endpoints.check()
+    while await listener.step():
+        pass
+    assert set(store.spent) == nullifiers(recorded_reveals)
+    assert len(store.spent) == 16
+    assert store.heights == list(range(100, 121))
+    assert blocks == list(range(101, 121))
+    assert sorted(confirmed) == [1, 2, 3]
+    assert listener.height == 120
+    asked = [path for path in node.asked if "/tx/" in path]
+    assert len(asked) == (0 if rpc else 16), "every reveal of a block is asked about, or none"
+
+
+async def test_finds_the_sixteen_by_search(recorded_reveals: list[dict[str, Any]]) -> None:
+    clock = FakeClock()
+    node = recorded_chain(clock, recorded_reveals, height=5000)
+    endpoints = Network(node=node).endpoints(clock, rpc=True)
+    store = MemoryStore()
+    rounds = RoundRegistry(store, endpoints, clock=clock)
+    listener = BlockFollower(store, endpoints, rounds, clock=clock)
+    await endpoints.check()
+    assert not await listener.step(), "which rounds are open is not known yet"
+    await rounds.sync()
+    while await listener.step():
+        pass
+    while await listener.history.step():
+        pass
+    assert set(store.spent) == nullifiers(recorded_reveals)
+    assert listener.height == 5000
+    assert min(store.heights) == 4991, "the last blocks are read one by one"
+    assert sum("tx_search" in path for path in node.asked) == 3
+
+
+async def test_finds_the_sixteen_from_the_rounds_beginning(recorded_reveals: list[dict[str, Any]]) -> None:
+    clock = FakeClock()
+    node = recorded_chain(clock, recorded_reveals)
+    endpoints = Network(node=node).endpoints(clock)
+    store = MemoryStore()
+    rounds = RoundRegistry(store, endpoints, clock=clock)
+    listener = BlockFollower(store, endpoints, rounds, clock=clock)
+    await endpoints.check()
+    await rounds.sync()
+    while await listener.step():
+        pass
+    assert store.heights == list(range(111, 121))
+    assert store.unread == [(55, 110)]
+    while await listener.history.step():
+        pass
+    assert set(store.spent) == nullifiers(recorded_reveals)
+    assert store.unread == []

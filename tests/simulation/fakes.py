@@ -1,0 +1,158 @@
+"""Cheap stand-ins for what costs hashing: shares' checks, trees, proofs. They bind what the real ones bind."""
+
+from __future__ import annotations
+
+import marshal
+import random
+from collections.abc import Sequence
+from hashlib import sha256
+
+import proofs
+from helper.core.share import Share
+from proofs import ReadShare, ShareCheck, ShareRuleError, TreeError
+
+PATH_BYTES = 24 * 32
+
+
+def digest(kind: bytes, *parts: bytes | int) -> bytes:
+    """A hash that no other kind, and no other division into parts, gives."""
+    # Version 2: a later one tells equal objects from the same one.
+    return sha256(marshal.dumps((kind, *parts), 2)).digest()
+
+
+def commitment(round_id: bytes, shares_hash: bytes, proposal_id: int, vote_decision: int) -> bytes:
+    """The vote commitment."""
+    return digest(b"commitment", round_id, shares_hash, proposal_id, vote_decision)
+
+
+def nullifier(vote_commitment: bytes, share_index: int, blind: bytes) -> bytes:
+    """A share's nullifier."""
+    return digest(b"nullifier", vote_commitment, share_index, blind)
+
+
+def shares_hash(share_comms: bytes) -> bytes:
+    """The hash of all commitments of a vote."""
+    return digest(b"shares", share_comms)
+
+
+def share_commitment(blind: bytes, c1: bytes, c2: bytes) -> bytes:
+    """The commitment to one share."""
+    return digest(b"share", blind, c1, c2)
+
+
+class SimChecks:
+    """`proofs.check_share` over these hashes."""
+
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
+        return [None] * len(bodies)
+
+    def check_share(
+        self,
+        *,
+        round_id: bytes,
+        shares_hash: bytes,
+        share_comms: bytes,
+        share_index: int,
+        proposal_id: int,
+        vote_decision: int,
+        primary_blind: bytes,
+        c1: bytes,
+        c2: bytes,
+    ) -> ShareCheck:
+        if shares_hash != digest(b"shares", share_comms):
+            raise ShareRuleError("shares_hash")
+        if share_comms[share_index * 32 : share_index * 32 + 32] != share_commitment(primary_blind, c1, c2):
+            raise ShareRuleError("share_comm")
+        vote = commitment(round_id, shares_hash, proposal_id, vote_decision)
+        return ShareCheck(vote, nullifier(vote, share_index, primary_blind))
+
+
+class SimTree:
+    """`proofs.CommitmentTree`: a root binds the leaves before it, a path its root and its leaf."""
+
+    def __init__(self) -> None:
+        self._leaves: list[bytes] = []
+        self._roots: list[bytes] = [digest(b"empty")]
+
+    def append(self, leaves: bytes) -> None:
+        for start in range(0, len(leaves), 32):
+            leaf = leaves[start : start + 32]
+            self._leaves.append(leaf)
+            self._roots.append(digest(b"node", self._roots[-1], leaf))
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def leaf(self, position: int) -> bytes:
+        return self._leaves[position]
+
+    def root(self, size: int | None = None) -> bytes:
+        if size is not None and size > len(self._leaves):
+            raise TreeError(f"{size} leaves")
+        return self._roots[len(self._leaves) if size is None else size]
+
+    def path(self, position: int, size: int | None = None) -> bytes:
+        if position >= (len(self._leaves) if size is None else size):
+            raise TreeError(f"position {position}")
+        return (self.root(size) + self._leaves[position]).ljust(PATH_BYTES, b"\0")
+
+    def subtree(self, index: int) -> bytes:
+        raise TreeError(f"subtree {index}: no round of the simulation is so large")
+
+    @classmethod
+    def restore(cls, leaves: bytes, subtrees: bytes) -> SimTree:
+        tree = cls()
+        tree.append(leaves)
+        return tree
+
+
+def prove(circuit: str, statement: proofs.Statement) -> bytes:
+    """The proof of a statement."""
+    return digest(
+        b"proof " + circuit.encode(),
+        statement.nullifier,
+        statement.c1,
+        statement.c2,
+        statement.proposal_id,
+        statement.vote_decision,
+        statement.root,
+        statement.round_id,
+    )
+
+
+def verifies(circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
+    """Whether a proof is of this statement. What follows its 32 bytes makes it another proof of the same."""
+    return proof[:32] == prove(circuit, statement)
+
+
+class Ballot:
+    """One vote: its commitment and its shares."""
+
+    def __init__(self, dice: random.Random, round_id: bytes, proposal_id: int, vote_decision: int) -> None:
+        self.round_id = round_id
+        self._proposal, self._decision = proposal_id, vote_decision
+        self._parts = [(dice.randbytes(32), dice.randbytes(32), dice.randbytes(32)) for _ in range(16)]
+        self._comms = b"".join(share_commitment(*part) for part in self._parts)
+        self._hash = shares_hash(self._comms)
+        self.commitment = commitment(round_id, self._hash, proposal_id, vote_decision)
+
+    def share(self, index: int, position: int, submit_at: int) -> Share:
+        """A share of it, for the leaf at this position."""
+        blind, c1, c2 = self._parts[index]
+        return Share(
+            round_id=self.round_id,
+            share_index=index,
+            proposal_id=self._proposal,
+            vote_decision=self._decision,
+            tree_position=position,
+            submit_at=submit_at,
+            shares_hash=self._hash,
+            share_comms=self._comms,
+            primary_blind=blind,
+            c1=c1,
+            c2=c2,
+        )
+
+    def nullifier(self, index: int) -> bytes:
+        """The nullifier of one of its shares."""
+        return nullifier(self.commitment, index, self._parts[index][0])

@@ -1,0 +1,237 @@
+"""Stand-ins for what surrounds the queue: a clock, provers, trees, rounds and nodes, and shares to put in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import httpx
+
+import proofs
+from helper.chain.commitment_tree import Anchor
+from helper.chain.models import Round, RoundStatus
+from helper.core.share import Share
+from helper.reveal.prover.job import Proof, ProofJob
+from tests.support.clock import FakeClock
+
+START = 1_795_268_000
+ROUND, OTHER_ROUND = bytes(range(32)), bytes(range(1, 33))
+CHAIN = "svote-test"
+HOUR = 3600.0
+PATIENCE = 10.0
+ANCHOR = Anchor(height=90, size=1000, root=b"\x0a" * 32)
+FIRST, SECOND = "first:80", "second:80"
+
+
+def make_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> Share:
+    """The share of this position: always the same bytes."""
+    dice = random.Random(position)
+    blobs = {name: dice.randbytes(32) for name in ("shares_hash", "primary_blind", "c1", "c2")}
+    return Share(
+        round_id=round_id,
+        share_index=position % 16,
+        proposal_id=1,
+        vote_decision=1,
+        tree_position=position,
+        submit_at=submit_at,
+        share_comms=dice.randbytes(512),
+        **blobs,
+    )
+
+
+def nullifier_of(blind: bytes) -> bytes:
+    """What the stand-in prover computes from a witness."""
+    return sha256(b"nullifier" + blind).digest()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that other tasks bring about."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def until_length(things: Sequence[object], number: int) -> None:
+    """Wait for a list to have grown to this length."""
+    await until(lambda: len(things) >= number)
+    assert len(things) == number
+
+
+class CountingClock(FakeClock):
+    """Knows who sleeps, and how often somebody began to."""
+
+    sleeps = 0
+    asleep = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        self.asleep += 1
+        try:
+            await super().sleep(seconds)
+        finally:
+            self.asleep -= 1
+
+
+class FakeProver:
+    """Makes and checks proofs at once, a fixed number together, unless the test holds one or lets it fail."""
+
+    def __init__(self, clock: FakeClock, slots: int) -> None:
+        self._clock = clock
+        self._free = asyncio.Semaphore(slots)
+        self.begun: list[tuple[int, float]] = []
+        self.circuits: list[str] = []
+        self.running = self.most = 0
+        self.held: dict[int, asyncio.Event] = {}
+        self.failures: dict[int, list[Exception]] = {}
+        self.root = ANCHOR.root
+        self.valid = True
+        self.verified: list[tuple[str, bytes]] = []
+
+    @property
+    def positions(self) -> list[int]:
+        """The shares whose proofs were begun, in order."""
+        return [position for position, _ in self.begun]
+
+    def hold(self, position: int) -> asyncio.Event:
+        """Let a share's proofs wait for this event."""
+        return self.held.setdefault(position, asyncio.Event())
+
+    async def prove(self, job: ProofJob, *, started: Callable[[], None] = lambda: None) -> Proof:
+        async with self._free:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.begun.append((job.position, self._clock.now()))
+            self.circuits.append(job.circuit)
+            started()
+            try:
+                await asyncio.sleep(0)
+                if job.position in self.held:
+                    await self.held[job.position].wait()
+                if self.failures.get(job.position):
+                    raise self.failures[job.position].pop(0)
+                return Proof(b"proof of %d" % len(self.begun), nullifier_of(job.primary_blind), self.root, seconds=0.1)
+            finally:
+                self.running -= 1
+
+    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
+        self.verified.append((circuit, statement.root))
+        return self.valid
+
+
+@dataclass
+class FakeTrees:
+    """One tree a round, all alike."""
+
+    newest: Anchor | None = ANCHOR
+    known: dict[int, Anchor] = field(default_factory=lambda: {ANCHOR.height: ANCHOR})
+
+    def anchor(self, round_id: bytes) -> Anchor | None:
+        return self.newest
+
+    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
+        return self.known.get(height)
+
+    def contradicted(self, round_id: bytes) -> str | None:
+        return None
+
+    async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
+        return bytes(24 * 32)
+
+
+@dataclass
+class FakeRounds:
+    """Rounds that the test closes."""
+
+    end: int = START + 24 * 3600
+    closed: set[bytes] = field(default_factory=set)
+    forgotten: list[bytes] = field(default_factory=list)
+    odd: dict[bytes, str] = field(default_factory=dict)
+    revision: int = 0
+    hold: asyncio.Event | None = None
+    clock: Callable[[], float] = lambda: float(START)
+
+    def chain_now(self) -> float | None:
+        return self.clock()
+
+    def frozen(self, round_id: bytes) -> str | None:
+        return self.odd.get(round_id)
+
+    def all(self) -> list[Round]:
+        return self.active()
+
+    def active(self) -> list[Round]:
+        return [] if ROUND in self.closed else [make_round(ROUND, end=self.end)]
+
+    def open(self) -> list[Round]:
+        return self.active()
+
+    def latest_end(self, known: Round) -> int:
+        return known.vote_end_time
+
+    async def is_closed(self, round_id: bytes) -> bool:
+        if self.hold is not None:
+            await self.hold.wait()
+        return round_id in self.closed
+
+    def forget(self, round_id: bytes) -> None:
+        self.forgotten.append(round_id)
+
+
+def make_round(round_id: bytes, *, end: int = START + 24 * 3600) -> Round:
+    return Round(round_id, RoundStatus.ACTIVE, end, (), 1)
+
+
+Answer = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
+
+
+def says(status: int, **reply: Any) -> Answer:
+    """A node that gives this answer to every reveal."""
+
+    async def answer(body: dict[str, Any]) -> httpx.Response:
+        return httpx.Response(status, content=json.dumps(reply).encode())
+
+    return answer
+
+
+def breaks(error: type[httpx.TransportError]) -> Answer:
+    """A node to which every connection ends in this way."""
+
+    async def answer(body: dict[str, Any]) -> httpx.Response:
+        raise error("broken")
+
+    return answer
+
+
+def refuses(log: str, code: int = 1) -> Answer:
+    """A node that refuses with these words."""
+    return says(422, tx_hash="", code=code, log=log)
+
+
+ACCEPTS = says(200, tx_hash="", code=0)
+BAD_PROOF = refuses("invalid zero-knowledge proof: no")
+
+
+class Nodes(httpx.AsyncBaseTransport):
+    """Takes the place of the network. `posts` are the reveals that came: which node, and the body."""
+
+    def __init__(self, answers: dict[str, Answer]) -> None:
+        self.answers = answers
+        self.posts: list[tuple[str, bytes]] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        name = f"{request.url.host}:80"
+        if request.method == "GET":  # only `/tx/HASH` is asked for: nothing is in a block
+            return httpx.Response(404, content=b'{"error": "tx not found"}')
+        body = await request.aread()
+        self.posts.append((name, body))
+        return await self.answers[name](json.loads(body))
+
+    @property
+    def asked(self) -> list[str]:
+        """The nodes that were sent to, in order."""
+        return [name for name, _ in self.posts]

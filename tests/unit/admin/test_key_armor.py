@@ -1,0 +1,70 @@
+"""Keys as the chain's key tool exports them. Both were made by cosmos-sdk 0.53's own code, of the bytes 1 to 32."""
+
+from __future__ import annotations
+
+import pytest
+
+from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
+
+KEY = bytes(range(1, 33))
+PASSPHRASE = "correct horse"
+ARGON2 = """-----BEGIN TENDERMINT PRIVATE KEY-----
+kdf: argon2
+salt: 92F870A017A0CE7FE3DA75E134843BF3
+type: secp256k1
+
+U5lKC4AzGGyHLXq2uEpVtXACE//McYgu9l1utg2FgyXNcO6/Dsj5lwIcN3zXP5f2
+tQ5qlps=
+=oXaP
+-----END TENDERMINT PRIVATE KEY-----
+"""
+BCRYPT = """-----BEGIN TENDERMINT PRIVATE KEY-----
+kdf: bcrypt
+type: secp256k1
+salt: 0102030405060708090A0B0C0D0E0F10
+
+jMlOzVrwBiRTigc2vr6n/X93KPQTlDfAVey56gKEEcOH6GbnxZE//evSmnNis2E9
+71GEyNqVCnRw3Tb9BaltiSctORMDVYg7KdhPchc=
+=mMIw
+-----END TENDERMINT PRIVATE KEY-----
+"""
+
+
+@pytest.mark.parametrize("exported", [ARGON2, BCRYPT], ids=["argon2", "bcrypt"])
+def test_an_exported_key_is_opened(exported: str) -> None:
+    assert open_key_armor(exported, PASSPHRASE) == KEY
+    assert open_key_armor("\n" + exported.replace("\n", "\r\n"), PASSPHRASE) == KEY
+
+
+@pytest.mark.parametrize("exported", [ARGON2, BCRYPT], ids=["argon2", "bcrypt"])
+def test_with_another_passphrase_it_is_not(exported: str) -> None:
+    for passphrase in ("", "Correct horse", PASSPHRASE + " "):
+        with pytest.raises(PassphraseError):
+            open_key_armor(exported, passphrase)
+
+
+def test_one_letter_of_it_changed_is_noticed() -> None:
+    with pytest.raises(PassphraseError):
+        open_key_armor(ARGON2.replace("U5lK", "U5lL"), PASSPHRASE)
+    with pytest.raises(PassphraseError):
+        open_key_armor(ARGON2.replace("salt: 92", "salt: 93"), PASSPHRASE)
+
+
+@pytest.mark.parametrize(
+    ("exported", "told"),
+    [
+        (ARGON2.replace("argon2", "scrypt"), "kdf scrypt"),
+        (ARGON2.replace("kdf: argon2\n", ""), "kdf None"),
+        (ARGON2.replace("secp256k1", "ed25519"), "one of ed25519"),
+        (ARGON2.replace("salt: 92", "salt: zz"), "damaged"),
+        (ARGON2.replace("salt: 92F870A017A0CE7FE3DA75E134843BF3", "salt: 92"), "too short"),
+        (ARGON2.replace("tQ5qlps=", "tQ5qlp="), "damaged"),
+        (ARGON2.replace("TENDERMINT PRIVATE", "RSA PRIVATE"), "no private key"),
+        (ARGON2[:150], "no private key"),
+        ("", "no private key"),
+    ],
+)
+def test_what_is_no_such_export_is_told_from_a_wrong_passphrase(exported: str, told: str) -> None:
+    with pytest.raises(KeyArmorError, match=told) as refused:
+        open_key_armor(exported, PASSPHRASE)
+    assert not isinstance(refused.value, PassphraseError)

@@ -1,0 +1,314 @@
+"""Bounds of the pending registrations: places for each network, queries to nodes, size of the published list."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+
+from admin import adr036, store
+from admin.registration import LONGEST_MONIKER, RegistrationRequest
+from admin.registry import CHECK_SECONDS, PAGE_BYTES, PER_CHECK, PUBLISH_SECONDS
+from admin.store import AdminStore
+from admin.url_policy import LONGEST
+from tests.unit.admin.fixtures import NOW, Desk, open_desk, signed
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+
+SCHEMA_OF_VERSION_1 = """
+CREATE TABLE registrations (
+  operator_address TEXT PRIMARY KEY, url TEXT NOT NULL, moniker TEXT NOT NULL, signed_at INTEGER NOT NULL,
+  requested_at INTEGER NOT NULL, expires_at INTEGER NOT NULL CHECK (expires_at > requested_at)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX registrations_expiring ON registrations (expires_at);
+CREATE TABLE voting_config (
+  one INTEGER PRIMARY KEY CHECK (one = 1), source TEXT NOT NULL, body BLOB NOT NULL, fetched_at INTEGER NOT NULL
+) STRICT;
+PRAGMA application_id = 1937129796;
+PRAGMA user_version = 1;
+"""
+
+
+def body_of(number: int) -> dict[str, Any]:
+    """The registration of a validator with this number."""
+    return signed((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
+
+
+async def names(desk: Desk) -> set[str]:
+    """Monikers of the pending validators."""
+    return {waiting["moniker"] for waiting in await desk.pending()}
+
+
+async def fill(desk: Desk, count: int, *, moniker: str = "node", url: str = "") -> None:
+    """Insert registrations below the API."""
+    rows = [(f"sv1{number:040d}", url, moniker, NOW + number, NOW + number + 10**6) for number in range(count)]
+    assert desk.store._conn is not None
+    await desk.store._conn.execute("BEGIN")
+    await desk.store._conn.executemany(
+        "INSERT INTO registrations (operator_address, url, moniker, signed_at, requested_at, expires_at)"
+        " VALUES (?1, ?2, ?3, ?4, ?4, ?5)",
+        rows,
+    )
+    await desk.store._conn.execute("COMMIT")
+
+
+@pytest.fixture
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six places, at most four for a network."""
+    monkeypatch.setattr(store, "MOST", 6)
+    monkeypatch.setattr(store, "MOST_OF_NETWORK", 4)
+
+
+# Places
+
+
+@pytest.mark.usefixtures("few_places")
+@pytest.mark.parametrize(
+    ("crowd", "elsewhere"),
+    [
+        (["198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.250"], "198.51.101.1"),
+        (["2001:db8:7::1", "2001:db8:7:1::1", "2001:db8:7:2::1", "2001:db8:7:ffff::1"], "2001:db8:8::1"),
+    ],
+)
+async def test_register_with_network_at_its_bound_is_refused(tmp_path: Path, crowd: list[str], elsewhere: str) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        for number, address in enumerate(crowd):
+            assert (await desk.register_from(address, body_of(number))).status_code == 200
+        refused = await desk.register_from(crowd[0], body_of(4))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
+        assert refused.json() == {"error": "too many validators of this network wait already"}
+        again = {**signed((1).to_bytes(32, "big"), moniker="node 0 again", timestamp=NOW + 1)}
+        assert (await desk.register_from(crowd[1], again)).status_code == 200, "it has a place already"
+        assert (await desk.register_from(elsewhere, body_of(5))).status_code == 200
+        assert await names(desk) == {"node 0 again", "node 1", "node 2", "node 3", "node 5"}
+
+
+@pytest.mark.usefixtures("few_places")
+async def test_register_with_all_places_taken_evicts_newest_of_most_crowded_network(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        assert (await desk.register_from("203.0.113.1", body_of(0))).status_code == 200
+        for number in range(1, 5):
+            desk.clock.advance(1)
+            assert (await desk.register_from(f"198.51.100.{number}", body_of(number))).status_code == 200
+        assert (await desk.register_from("203.0.114.1", body_of(5))).status_code == 200
+        desk.clock.advance(1)
+        assert (await desk.register_from("203.0.115.1", body_of(6))).status_code == 200
+        assert await names(desk) == {"node 0", "node 1", "node 2", "node 3", "node 5", "node 6"}
+        assert (await desk.register_from("203.0.116.1", body_of(7))).status_code == 200
+        assert await names(desk) == {"node 0", "node 1", "node 2", "node 5", "node 6", "node 7"}
+
+
+@pytest.mark.usefixtures("few_places")
+async def test_register_with_all_places_taken_refuses_the_most_crowded_network(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        for number, address in enumerate(["198.51.100.1", "198.51.100.2", "198.51.100.3"]):
+            await desk.register_from(address, body_of(number))
+        for number, address in enumerate(["203.0.113.1", "203.0.114.1", "203.0.115.1"], 3):
+            await desk.register_from(address, body_of(number))
+        refused = await desk.register_from("198.51.100.9", body_of(6))
+        assert (refused.status_code, refused.json()) == (429, {"error": "too many validators wait already"})
+        assert await names(desk) == {f"node {number}" for number in range(6)}
+
+
+@pytest.mark.usefixtures("few_places")
+async def test_register_in_staking_with_all_places_taken_is_registered(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        for number in range(6):
+            await desk.register_from(f"198.51.{number // 2}.1", body_of(number))
+        bonded = body_of(9)
+        desk.staking.inside[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
+        answer = await desk.register_from("198.51.0.1", bonded)
+        assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
+        assert await names(desk) == {f"node {number}" for number in range(6)}
+
+
+@pytest.mark.usefixtures("few_places")
+async def test_register_through_trusted_proxy_counts_the_forwarded_network(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db", trusted=[ip_network("10.0.0.0/8")]) as desk:
+        statuses = [
+            (await desk.register_from("10.0.0.1", body_of(number), **{"X-Forwarded-For": f"198.51.100.{number}"}))
+            for number in range(5)
+        ]
+        assert [answer.status_code for answer in statuses] == [200] * 4 + [429]
+        other = await desk.register_from("10.0.0.1", body_of(5), **{"X-Forwarded-For": "203.0.113.1"})
+        assert other.status_code == 200
+
+
+async def test_store_keeps_no_client_address(tmp_path: Path) -> None:
+    hashes = []
+    for name in ("first.db", "second.db"):
+        async with open_desk(tmp_path / name) as desk:
+            await desk.register_from("198.51.100.77", body_of(0))
+        with sqlite3.connect(tmp_path / name) as conn:
+            ((hashed,),) = conn.execute("SELECT network FROM registrations").fetchall()
+        conn.close()
+        hashes.append(hashed)
+        written = b"".join(path.read_bytes() for path in tmp_path.glob(f"{name}*"))
+        assert b"198.51.100" not in written
+        assert bytes([198, 51, 100]) not in written
+    assert [len(hashed) for hashed in hashes] == [8, 8]
+    assert hashes[0] != hashes[1], "the hash is keyed by a secret of each file"
+
+
+async def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "old.db") as conn:
+        conn.executescript(SCHEMA_OF_VERSION_1)
+        address = body_of(1)["operator_address"]
+        conn.execute("INSERT INTO registrations VALUES (?, '', 'old', 1, 1, 2000000000)", (address,))
+    conn.close()
+    for expected in ({"old"}, {"old", "node 0"}):
+        async with open_desk(tmp_path / "old.db") as desk:
+            assert await names(desk) == expected
+            await desk.register_from("198.51.100.77", body_of(0))
+    migrated, made = schema_of(tmp_path / "old.db"), sqlite3.connect(":memory:")
+    made.executescript((resources.files("admin") / "schema.sql").read_text("utf-8"))
+    made.execute("PRAGMA user_version = 2")
+    assert migrated == columns_of(made)
+
+
+def schema_of(path: Path) -> list[Any]:
+    return columns_of(sqlite3.connect(path))
+
+
+def columns_of(conn: sqlite3.Connection) -> list[Any]:
+    """Version, tables with columns, and indexes; closes the connection."""
+    found: list[Any] = conn.execute("PRAGMA user_version").fetchall()
+    for kind, name in conn.execute("SELECT type, name FROM sqlite_schema ORDER BY type, name").fetchall():
+        found.append((kind, name, conn.execute(f"PRAGMA {kind}_info({name})").fetchall()))
+    conn.close()
+    return found
+
+
+# The published list
+
+
+async def test_get_pending_queries_neither_nodes_nor_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        await fill(desk, 500)
+        await desk.registry.publish()
+
+        async def refuse(*_: object, **__: object) -> Never:
+            raise AssertionError("a GET reached the store")
+
+        monkeypatch.setattr(AdminStore, "_rows", refuse)
+        for _ in range(20):
+            assert (await desk.http.get("/pending-validators")).headers["x-total-count"] == "500"
+        assert desk.staking.asked == []
+
+
+@pytest.mark.parametrize(
+    ("moniker", "url"), [("node", "https://a.example.org"), ("🗳" * LONGEST_MONIKER, '"' * LONGEST)]
+)
+async def test_get_pending_with_all_places_taken_is_paged(tmp_path: Path, moniker: str, url: str) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        await fill(desk, 10_000, moniker=moniker, url=url)
+        await desk.registry.publish()
+        page, found = "", list[str]()
+        while True:
+            answer = await desk.http.get(f"/pending-validators{page}")
+            assert len(answer.content) <= PAGE_BYTES <= 64 << 10
+            assert answer.headers["x-total-count"] == "10000"
+            assert answer.headers["access-control-expose-headers"] == "Link, X-Total-Count"
+            found += [entry["operator_address"] for entry in answer.json()]
+            if "next" not in answer.links:
+                break
+            page = answer.links["next"]["url"]
+        assert found == [f"sv1{number:040d}" for number in range(10_000)], "each once, the oldest first"
+        assert (await desk.http.get("/pending-validators?page=9999")).json() == []
+
+
+@pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 5000, "²"])
+async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        answer = await desk.http.get("/pending-validators", params={"page": page})
+        assert (answer.status_code, answer.json()) == (400, {"error": "page: is not a number from 1 to 10000"})
+
+
+# In the background
+
+
+@asynccontextmanager
+async def running(desk: Desk) -> AsyncIterator[None]:
+    """The registry's background work, until the block ends."""
+    task = asyncio.create_task(desk.registry.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task], timeout=10)
+        assert task.cancelled()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def total(desk: Desk) -> int:
+    return int((await desk.http.get("/pending-validators")).headers["x-total-count"])
+
+
+async def test_run_publishes_registrations_and_removes_bonded_validators(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk, running(desk):
+        first, second = body_of(0), body_of(1)
+        await desk.register_from("198.51.100.1", first)
+        await until(lambda: has(desk, 1))
+        desk.clock.advance(PUBLISH_SECONDS)
+        await desk.register_from("198.51.100.1", second)
+        await until(lambda: has(desk, 2))
+        desk.staking.inside[adr036.validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
+        desk.clock.advance(CHECK_SECONDS)
+        await until(lambda: has(desk, 1))
+        (remaining,) = (await desk.http.get("/pending-validators")).json()
+        assert remaining["moniker"] == "node 1"
+
+
+async def has(desk: Desk, count: int) -> bool:
+    return await total(desk) == count
+
+
+async def test_check_staking_queries_a_bounded_number_and_all_in_turn(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        bodies = [body_of(number) for number in range(2 * PER_CHECK + 5)]
+        for number, body in enumerate(bodies):
+            claim = RegistrationRequest(body["operator_address"], "", "node", NOW)
+            await desk.store.register(claim, network=bytes([number]), now=NOW)
+        rounds = []
+        for _ in range(3):
+            desk.staking.asked.clear()
+            await desk.registry.check_staking()
+            rounds.append(set(desk.staking.asked))
+        assert [len(asked) for asked in rounds] == [PER_CHECK, PER_CHECK, 5]
+        assert rounds[0] | rounds[1] | rounds[2] == {
+            adr036.validator_address(body["operator_address"]) for body in bodies
+        }
+
+
+async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        asked = asyncio.Event()
+
+        async def hang(*_: object) -> Never:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+        for number in range(PER_CHECK):
+            await desk.store.register(
+                RegistrationRequest(body_of(number)["operator_address"], "", "n", NOW), network=b"", now=NOW
+            )
+        monkeypatch.setattr(desk.staking, "call", hang)
+        async with running(desk):
+            async with asyncio.timeout(10):
+                await asked.wait()
+        await desk.registry.publish()
+        assert await total(desk) == PER_CHECK, "nobody is dropped"

@@ -1,0 +1,94 @@
+"""What the wallets' port shows of the settings: no address of a node that was not meant for publication."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.app.listeners import Listeners, published_addresses
+from helper.chain.node_pool_factory import create_node_pool
+from helper.config import Config
+from tests.support.clock import FakeClock
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+
+PUBLIC = "https://node.example.org"
+HIDDEN = (
+    "https://user:hidden@node.example.org",
+    "https://hidden@node.example.org",
+    "https://node.example.org/hidden",
+    "https://node.example.org/;hidden",
+    "http://node.example.org",
+    "https://10.1.2.3:1317",
+    "https://[fd00::1]",
+    "https://127.0.0.1:1317",
+    "https://localhost:1317",
+    "https://node.internal",
+)
+
+
+def settings(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+@pytest.mark.parametrize("endpoint", HIDDEN)
+def test_published_addresses_with_unsafe_endpoint_are_empty(endpoint: str) -> None:
+    config = settings(chain={"endpoints": [endpoint], "rpc": [endpoint]})
+    assert published_addresses(config) == ("", "")
+
+
+@pytest.mark.parametrize("endpoint", HIDDEN)
+def test_published_addresses_with_several_endpoints_are_the_first_safe_one(endpoint: str) -> None:
+    config = settings(chain={"endpoints": [endpoint, PUBLIC], "rpc": [endpoint, f"{PUBLIC}:26657"]})
+    assert published_addresses(config) == (PUBLIC, f"{PUBLIC}:26657")
+
+
+def test_published_addresses_set_for_publication_come_first() -> None:
+    own = {"chain_rest": "https://rest.example.org/api", "chain_rpc": "https://rpc.example.org"}
+    config = settings(chain={"endpoints": [PUBLIC], "rpc": [PUBLIC]}, ui=own)
+    assert published_addresses(config) == (own["chain_rest"], own["chain_rpc"])
+
+
+def test_published_addresses_in_development_may_be_private_but_carry_no_secret() -> None:
+    development = {"mode": "development"}
+    local = settings(
+        chain={"endpoints": ["http://127.0.0.1:1317"], "rpc": ["http://127.0.0.1:26657"]}, admin=development
+    )
+    assert published_addresses(local) == ("http://127.0.0.1:1317", "http://127.0.0.1:26657")
+    secret = settings(chain={"endpoints": ["http://a:b@127.0.0.1"], "rpc": ["http://127.0.0.1/key"]}, admin=development)
+    assert published_addresses(secret) == ("", "")
+
+
+async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path) -> None:
+    node = "http://hidden-user:hidden-password@127.0.0.1:9/hidden-path"
+    config = settings(
+        helper={"db_path": str(tmp_path / "q.db"), "disable": True},
+        chain={"endpoints": [node], "rpc": [node], "timeout_seconds": 1},
+        ui={"enable": True},
+        gateway={"enable": True},
+        admin={"config_url": node},
+    )
+    clock = FakeClock()
+    endpoints = create_node_pool(config, clock)
+    doors = Listeners(config, endpoints=endpoints, clock=clock)
+    assert doors._desk is not None
+    transport = httpx.ASGITransport(app=doors._wallets)
+    async with doors._desk.opened(), httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+        await endpoints.check()  # the node is unreachable, and the reason is known to every check
+        described = (await client.get("/openapi.json")).json()
+        paths = [path for path, methods in described["paths"].items() if "get" in methods and "{" not in path]
+        assert {
+            "/api/chain",
+            "/api/ui-config",
+            "/api/rounds",
+            "/readyz",
+            "/cosmos/base/tendermint/v1beta1/node_info",
+        } <= {*paths}
+        for path in [*paths, "/readyz?verbose", "/", "/join"]:
+            answer = await client.get(path)
+            shown = answer.content + repr(answer.headers).encode()
+            assert b"hidden" not in shown, path
+    await endpoints.aclose()

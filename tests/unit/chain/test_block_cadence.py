@@ -1,0 +1,140 @@
+"""What an answer of a node proves about what it did not contain."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helper.chain import block_cadence
+from helper.chain.block_cadence import (
+    ABSENCE_BLOCKS,
+    ALLOWANCE,
+    ArrivalKey,
+    FirstArrivals,
+    Observation,
+    ShareArrival,
+    next_observation,
+    proves_absence,
+)
+from helper.chain.models import BlockHead
+
+
+def head(height: int, time: float) -> BlockHead:
+    return BlockHead("svote-1", height, time)
+
+
+def test_look_covers_head_only_after_time_to_execute() -> None:
+    first = next_observation(None, "a", head(1, 10.0), 10.2)
+    assert (first.settled, first.covered) == (False, None)
+    second = next_observation(first, "a", head(2, 16.0), 16.2)
+    assert (second.settled, second.covered) == (False, head(1, 10.0))
+    again = next_observation(second, "a", head(2, 16.0), 17.2)
+    assert (again.settled, again.covered) == (True, head(2, 16.0))
+    hasty = next_observation(second, "a", head(2, 16.0), 16.21)
+    assert hasty.covered == head(1, 10.0)
+    assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered == head(2, 16.0), "counted from the first look"
+
+
+def test_look_at_another_node_with_same_head_is_not_settled() -> None:
+    first = next_observation(next_observation(None, "a", head(1, 10.0), 10.2), "a", head(2, 16.0), 16.2)
+    other = next_observation(first, "b", head(2, 16.0), 17.2)
+    assert other.covered == head(1, 10.0)
+
+
+def test_look_at_node_behind_previous_covers_nothing() -> None:
+    ahead = next_observation(next_observation(None, "a", head(9, 90.0), 90.2), "a", head(10, 100.0), 100.2)
+    assert next_observation(ahead, "b", head(7, 70.0), 100.4).covered is None
+
+
+def covering(height: int, time: float) -> Observation:
+    return Observation("a", 1.0, 0.0, head(height, time))
+
+
+@pytest.mark.parametrize(
+    ("height", "time", "offsets", "proven"),
+    [
+        (50 + ABSENCE_BLOCKS, 100.0 + ALLOWANCE, (0.2, 0.2), True),
+        (50 + ABSENCE_BLOCKS - 1, 200.0, (0.2, 0.2), False),  # a lag could hide that our clock is behind
+        (90, 100.0 + ALLOWANCE - 0.1, (0.2, 0.2), False),  # made before the arrival, for what is known
+        (90, 104.0, (-5.0, 0.2), False),  # our clock was behind at the arrival
+        (90, 104.0, (0.2, -5.0), False),  # that our clock is behind was seen later
+        (90, 105.0 + ALLOWANCE, (-5.0, -5.0), True),
+        (90, 100.0 + ALLOWANCE, (math.inf, 60.0), True),  # a lag, or a clock ahead: no correction
+    ],
+)
+def test_proves_absence_requires_later_block_by_time_and_height(
+    height: int, time: float, offsets: tuple[float, float], proven: bool
+) -> None:
+    assert proves_absence(covering(height, time), ShareArrival(100.0, 50, offsets[0]), offsets[1]) is proven
+
+
+def test_proves_absence_without_answer_is_false() -> None:
+    assert not proves_absence(None, ShareArrival(0.0, 0, 0.0), 0.0)
+    assert not proves_absence(Observation("a", 0.0, 0.0, head(90, 900.0)), ShareArrival(0.0, 0, 0.0), 0.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    block=st.sampled_from([1.0, 1.5, 2.0, 6.0]),
+    lag=st.floats(0.0, 3.0),
+    clock=st.floats(-120.0, 120.0),
+    stamped=st.sampled_from([0.0, 1.0]),
+    phase=st.floats(0.0, 1.0),
+    moment=st.floats(0.0, 1.0),
+)
+def test_proves_absence_never_before_wallets_block_is_covered(
+    block: float, lag: float, clock: float, stamped: float, phase: float, moment: float
+) -> None:
+    """Clock offsets of ±120 s, lags of up to 3 blocks, 1 to 6 s between blocks, looked at once a second.
+
+    Time 0 and height 0 are the chain's. `stamped` is how many blocks old a block is when a current node shows it.
+    """
+
+    def shown(at: float, behind: float) -> int:
+        return math.floor(at / block - stamped - behind)
+
+    arrived = (40 + moment) * block
+    wallets_block = shown(arrived, 0.0)
+    offsets: list[float] = []
+    look: Observation | None = None
+    arrival: ShareArrival | None = None
+    newest, proven_at, at = 0, None, phase
+    while at < arrived + (ABSENCE_BLOCKS + 12) * block:
+        if arrival is None and at >= arrived:
+            arrival = ShareArrival(arrived + clock, newest, min(offsets))
+        height = shown(at, lag)
+        if height > newest:
+            newest = height
+            offsets = [*offsets, at + clock - height * block][-16:]
+        if height > 0:
+            look = next_observation(look, "a", head(height, height * block), at)
+            if arrival is not None and proves_absence(look, arrival, min(offsets)):
+                assert look.covered is not None
+                assert look.covered.height >= wallets_block
+                proven_at = at
+                break
+        at += 1.0
+    if -1.0 < clock < 1.0:
+        assert proven_at is not None, "it is proven in the end"
+
+
+def key(number: int) -> ArrivalKey:
+    return ArrivalKey(bytes(32), number, bytes(32))
+
+
+def test_first_arrivals_keep_first_until_forgotten_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = FirstArrivals()
+    first, second = ShareArrival(1.0, 1, 0.0), ShareArrival(2.0, 2, 0.0)
+    assert arrivals.note(key(1), first, 0.0) is first
+    assert arrivals.note(key(1), second, 1.0) is first
+    assert arrivals.note(key(2), second, 1.0) is second
+    arrivals.forget(key(1))
+    assert arrivals.note(key(1), second, 2.0) is second
+    assert arrivals.note(key(2), first, 1.0 + block_cadence.ARRIVAL_SECONDS) is first, "the old one expired"
+    monkeypatch.setattr(block_cadence, "ARRIVALS_KEPT", 3)
+    for number in range(3, 9):
+        arrivals.note(key(number), first, 400.0)
+    assert len(arrivals) == 3

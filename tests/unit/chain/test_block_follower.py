@@ -1,0 +1,673 @@
+"""The listener beside the recorded chain: heights to come, failed transactions, catch-up, pruned nodes, repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from helper.chain.block_follower import PATIENCE_SECONDS, BlockFollower
+from helper.chain.block_history import IN_FLIGHT, TRIES
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.round_registry import RoundRegistry
+from helper.errors import ChainError, StoreError
+from helper.store.rows import PreparedReveal, SentReveal
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import ROUND_ID, VOTE_END, MemoryStore, Network, Node, answer, recorded_round
+
+
+def reveal(number: int) -> RevealMessage:
+    return RevealMessage(number.to_bytes(32, "little"), b"\x02" * 64, 1, 0, b"\x03" * 100, ROUND_ID, 84)
+
+
+def included(number: int, code: int = 0) -> dict[str, Any]:
+    attributes = [
+        {"key": "vote_round_id", "value": ROUND_ID.hex()},
+        {"key": "share_nullifier", "value": reveal(number).nullifier.hex()},
+    ]
+    return {"code": code, "log": "", "events": [{"type": "reveal_share", "attributes": attributes}]}
+
+
+class Setting:
+    """A listener over one node."""
+
+    def __init__(self, *, rpc: bool, height: int = 100, cursor: int | None = None) -> None:
+        self.clock = FakeClock()
+        self.node = Node(self.clock, height=height)
+        self.network = Network(node=self.node)
+        self.endpoints = self.network.endpoints(self.clock, rpc=rpc)
+        self.store = MemoryStore()
+        if cursor is not None:
+            self.store.heights.append(cursor)
+        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.listener = BlockFollower(self.store, self.endpoints, self.rounds, clock=self.clock)
+
+    def put(self, height: int, number: int, code: int = 0) -> None:
+        self.node.include(height, reveal(number).to_tx(), included(number, code))
+
+    async def know_rounds(self) -> None:
+        await self.endpoints.check()
+        await self.rounds.sync()
+
+    async def follow(self) -> None:
+        await self.endpoints.check()
+        while await self.listener.step():
+            pass
+        while await self.listener.history.step():
+            pass
+
+    @property
+    def spent(self) -> list[int]:
+        assert all(round_id == ROUND_ID for round_id, _ in self.store.spent)
+        return sorted(int.from_bytes(nullifier, "little") for _, nullifier in self.store.spent)
+
+
+both = pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
+
+
+@both
+async def test_one_question_a_block_and_none_beyond_the_head(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, cursor=98)
+    await setting.follow()
+    assert setting.listener.height == 100
+    before = len(setting.node.asked)
+    await setting.follow()
+    asked = setting.node.asked[before:]
+    assert not any("block_results" in path or path.endswith(("/100", "/101")) for path in asked)
+    setting.put(101, 7)
+    setting.node.height = 101
+    before = len(setting.node.asked)
+    await setting.follow()
+    blocks = [path for path in setting.node.asked[before:] if "block_results" in path or "/blocks/1" in path]
+    assert len(blocks) == 1
+    assert setting.spent == [7]
+
+
+@both
+async def test_failed_transactions_do_not_count(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, cursor=98)
+    setting.put(99, 1, code=1)
+    setting.put(99, 2)
+    await setting.follow()
+    assert setting.spent == [2]
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "spent"),
+    [
+        (0, "", [1]),
+        (2, "nullifier already spent: 01", [1]),
+        (1, "invalid zero-knowledge proof", []),
+    ],
+)
+async def test_the_same_bytes_in_two_blocks(code: int, log: str, spent: list[int]) -> None:
+    # sent again while they did not count; a node's index has the last place alone, which once stopped the following
+    setting = Setting(rpc=False, cursor=90)
+    setting.put(95, 1)
+    setting.node.include(98, reveal(1).to_tx(), included(1, code) | {"log": log})
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == (spent, 100)
+    assert setting.endpoints.usable
+
+
+async def test_an_index_that_has_the_bytes_of_an_earlier_block_is_waited_for() -> None:
+    setting = Setting(rpc=False, cursor=90)
+    setting.put(95, 1, code=1)
+    await setting.endpoints.check()
+    await setting.listener.step()
+    setting.node.txs[99] = [reveal(1).to_tx()]  # which the index has not heard of
+    while await setting.listener.step():
+        pass
+    assert (setting.spent, setting.listener.height) == ([], 98)
+    assert setting.endpoints.usable
+    setting.node.txs.pop(99)
+    setting.put(99, 1)
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == ([1], 100)
+
+
+@both
+async def test_a_block_applied_twice_changes_nothing(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, cursor=90)
+    setting.put(95, 1)
+    setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    await setting.follow()
+    confirmed: list[int] = []
+    again = BlockFollower(
+        setting.store, setting.endpoints, setting.rounds, clock=setting.clock, on_spent=confirmed.extend
+    )
+    setting.store.heights = [90]
+    while await again.step():
+        pass
+    assert setting.spent == [1]
+    assert confirmed == []
+    assert again.height == 100
+
+
+@both
+async def test_catches_up_in_order_a_few_at_a_time(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, height=160, cursor=100)
+    for height in range(101, 161, 7):
+        setting.put(height, height)
+    await setting.endpoints.check()
+    flying, most = 0, 0
+    handle = setting.node.handle
+
+    async def counted(request: httpx.Request) -> httpx.Response:
+        nonlocal flying, most
+        if "block" not in request.url.path:
+            return await handle(request)
+        flying += 1
+        most = max(most, flying)
+        await anyio.sleep(0)
+        response = await handle(request)
+        flying -= 1
+        return response
+
+    setting.node.handle = counted  # type: ignore[method-assign]
+    while await setting.listener.step():
+        pass
+    assert setting.spent == list(range(101, 161, 7))
+    assert setting.store.heights == list(range(100, 161))
+    assert 1 < most <= IN_FLIGHT
+
+
+@pytest.mark.parametrize("status", [404, 502])
+async def test_a_reveal_whose_fate_is_unknown_holds_the_cursor(status: int) -> None:
+    setting = Setting(rpc=False, cursor=98)
+    setting.put(99, 1)
+    setting.node.faults["/tx/"] = lambda _: answer(status, {"error": "tx not found"})
+    await setting.endpoints.check()
+    if status == 404:
+        assert not await setting.listener.step()
+    else:
+        with pytest.raises(ChainError):
+            await setting.listener.step()
+    assert setting.listener.height == 98
+    assert setting.store.heights == [98]
+    assert setting.spent == []
+    setting.node.faults.clear()
+    setting.clock.advance(1)
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == ([1], 100)
+
+
+async def test_a_block_shown_before_it_is_executed_waits() -> None:
+    setting = Setting(rpc=True, cursor=99)
+    error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #100"}}
+    setting.node.faults["block_results"] = lambda _: answer(500, error)
+    await setting.endpoints.check()
+    assert not await setting.listener.step()
+    assert not any("/blocks/100" in path for path in setting.node.asked), "its REST would not know better"
+    setting.node.faults.clear()
+    await setting.follow()
+    assert setting.listener.height == 100
+
+
+async def test_a_node_without_block_results_is_read_by_rest_after_some_tries() -> None:
+    setting = Setting(rpc=True, cursor=98)
+    setting.put(99, 1)
+    error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #99"}}
+    setting.node.faults["block_results"] = lambda _: answer(500, error)
+    await setting.endpoints.check()
+    for _ in range(TRIES):
+        await setting.listener.step()
+    assert (setting.spent, setting.listener.height) == ([1], 100)
+    assert setting.listener.stalled is None
+
+
+async def test_without_its_rpc_a_node_is_read_by_rest() -> None:
+    setting = Setting(rpc=True, cursor=98)
+    setting.put(99, 1)
+    setting.node.faults["block_results"] = lambda _: httpx.Response(500, content=b"<html>")
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == ([1], 100)
+    assert setting.endpoints.usable, "its REST is as good as before"
+
+
+@both
+async def test_the_time_of_the_newest_processed_block(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, height=160, cursor=100)
+    await setting.endpoints.check()
+    assert setting.listener.chain_time is None
+    await setting.listener.step()
+    assert setting.listener.height == 108
+    if rpc:
+        assert setting.listener.chain_time is None, "the head's time is not that of a block in the past"
+    else:
+        assert setting.listener.chain_time == pytest.approx(setting.clock.now() - 52 * 5)
+    await setting.follow()
+    assert setting.listener.chain_time == pytest.approx(setting.clock.now())
+
+
+@pytest.mark.rule("R14")
+@both
+async def test_a_round_closes_when_its_last_block_was_processed(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, cursor=99)
+    setting.clock.advance(VOTE_END + 1 - setting.clock.now())
+    await setting.endpoints.check()
+    await setting.rounds.sync()
+    setting.node.rounds = [recorded_round(3)]
+    await setting.rounds.sync()
+    assert not await setting.rounds.is_closed(ROUND_ID)
+    await setting.follow()
+    assert await setting.rounds.is_closed(ROUND_ID)
+
+
+async def test_begins_at_the_head_when_no_round_is_open() -> None:
+    setting = Setting(rpc=False, height=5000)
+    setting.node.rounds = []
+    await setting.endpoints.check()
+    await setting.rounds.sync()
+    assert await setting.listener.step()
+    assert setting.listener.height == 5000
+
+
+@pytest.mark.rule("R12")
+async def test_history_of_pruned_node_is_searched_in_windows() -> None:
+    setting = Setting(rpc=True, height=5000, cursor=100)
+    setting.put(300, 1)
+    setting.put(4995, 2)
+    setting.node.lowest = 4900
+    setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    confirmed: list[int] = []
+    setting.listener = BlockFollower(
+        setting.store, setting.endpoints, setting.rounds, clock=setting.clock, on_spent=confirmed.extend
+    )
+    await setting.know_rounds()
+    with capture_logs() as logs:
+        await setting.follow()
+    assert [log for log in logs if log["log_level"] == "error"] == []
+    assert confirmed == [11]
+    assert (setting.spent, setting.listener.height) == ([1, 2], 5000)
+    assert setting.store.read_later == [(2991, 4990), (991, 2990), (101, 990)]
+    assert setting.listener.stalled is None
+    assert setting.endpoints.usable, "a pruned node is not at fault"
+
+
+def skipped(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """First height and number of the blocks that were said to be left out."""
+    found = [log for log in logs if log["log_level"] == "error" and "left out" in log["event"]]
+    return [(log["height"], log["count"]) for log in found]
+
+
+@pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
+async def test_a_gap_that_nobody_can_fill_is_left_out_at_once_and_loudly(cursor: int | None) -> None:
+    setting = Setting(rpc=False, height=1000, cursor=cursor)
+    setting.node.lowest = 995
+    setting.put(997, 3)
+    setting.store.ours = {(ROUND_ID, reveal(3).nullifier): 11}
+    await setting.endpoints.check()
+    await setting.rounds.sync()
+    with capture_logs() as logs:
+        await setting.follow()
+    first = 101 if cursor else recorded_round(1)["created_at_height"]
+    assert skipped(logs) == [(first, 995 - first)]
+    assert setting.listener.height == 1000
+    assert setting.spent == [3]
+    assert setting.store.ours == {}, "what was sent after the gap is confirmed"
+    assert setting.listener.stalled is None
+    assert setting.endpoints.usable, "a pruned node is not at fault"
+
+
+async def test_a_node_that_prunes_while_we_look_is_told_of_once() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.lowest = 995
+    block = setting.node._block
+
+    def pruning(height: int) -> httpx.Response:
+        if height == 995:
+            setting.node.lowest = max(setting.node.lowest, 997)
+        return block(height)
+
+    setting.node._block = pruning  # type: ignore[method-assign]
+    await setting.know_rounds()
+    with capture_logs() as logs:
+        await setting.follow()
+    (left_out,) = skipped(logs)
+    assert left_out[0] == 101
+    assert setting.listener.height == 1000
+    assert setting.store.unread == []
+
+
+async def test_history_is_read_down_to_the_oldest_block_of_a_node() -> None:
+    setting = Setting(rpc=False, height=400, cursor=100)
+    setting.node.lowest, setting.node.says_lowest = 321, False
+    setting.put(321, 3)
+    await setting.know_rounds()
+    with capture_logs() as logs:
+        for _ in range(TRIES - 1):
+            with pytest.raises(ChainError):
+                await setting.follow()
+        assert setting.listener.height == 400
+        assert setting.spent == [3]
+        assert skipped(logs) == []
+        await setting.follow()
+    assert skipped(logs) == [(101, 220)]
+    assert setting.store.unread == []
+
+
+async def test_while_a_node_that_may_have_the_blocks_is_away_they_are_waited_for() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.lowest = 900
+    archive = Node(setting.clock, height=1000)
+    setting.network.nodes["archive"] = archive
+    setting.endpoints = setting.network.endpoints(setting.clock)
+    setting.rounds = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    setting.listener = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
+    del setting.network.nodes["archive"]
+    await setting.know_rounds()
+    for _ in range(TRIES - 1):
+        with pytest.raises(ChainError):
+            await setting.follow()
+    assert setting.store.unread == [(101, 899)]
+    setting.network.nodes["archive"] = archive
+    with capture_logs() as logs:
+        await setting.follow()
+    assert skipped(logs) == []
+    assert setting.store.unread == []
+
+
+async def test_a_block_that_a_node_garbles_is_never_left_out() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
+    await setting.know_rounds()
+    for _ in range(TRIES + 3):
+        setting.clock.advance(60)
+        with pytest.raises(ChainError):
+            await setting.follow()
+    assert setting.store.unread == [(101, 101)]
+    assert setting.endpoints.usable, "shares that are due are still revealed by this node"
+    assert (setting.listener.height, setting.listener.stalled) == (1000, 101)
+    setting.node.faults.clear()
+    setting.clock.advance(60)
+    await setting.follow()
+    assert setting.store.unread == []
+    assert setting.listener.stalled is None
+
+
+async def test_follower_leaves_a_block_that_cannot_be_read_to_the_history() -> None:
+    setting = Setting(rpc=False, height=100, cursor=98)
+    setting.put(99, 1)
+    setting.put(100, 2)
+    setting.node.faults["/tx/" + reveal(1).tx_hash().hex().upper()] = lambda _: answer(404, {"error": "not found"})
+    await setting.endpoints.check()
+    for _ in range(TRIES - 1):
+        assert not await setting.listener.step()
+        assert setting.listener.height == 98
+    while await setting.listener.step():
+        pass
+    assert (setting.spent, setting.listener.height) == ([2], 100)
+    assert setting.store.unread == [(99, 99)]
+    setting.node.faults.clear()
+    await setting.follow()
+    assert setting.spent == [1, 2]
+    assert setting.store.unread == []
+
+
+@both
+async def test_follower_far_behind_reads_the_head_first_and_history_newest_first(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, height=30_000, cursor=100)
+    setting.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
+    setting.put(29_995, 1)
+    setting.put(29_900, 2)
+    setting.put(101, 3)
+    await setting.endpoints.check()
+    while await setting.listener.step():
+        pass
+    assert (setting.listener.height, setting.listener.caught_up) == (30_000, True)
+    assert setting.spent == [1]
+    assert setting.listener.history.blocks_left == 29_890
+    for _ in range(12):
+        assert await setting.listener.history.step()
+    assert setting.spent == [1, 2]
+    assert setting.store.unread == [(101, 29_990 - 12 * IN_FLIGHT)]
+    assert setting.store.read_later[0] == (29_983, 29_990)
+    assert setting.endpoints.fresh_rpc or not rpc, "a node without an index is not set aside"
+
+
+async def test_history_resumes_after_a_restart_with_a_second_gap() -> None:
+    setting = Setting(rpc=False, height=400, cursor=100)
+    setting.put(150, 1)
+    setting.put(450, 2)
+    await setting.endpoints.check()
+    while await setting.listener.step():
+        pass
+    await setting.listener.history.step()
+    setting.node.height = 600
+    setting.clock.advance(1000)
+    setting.listener = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
+    await setting.endpoints.check()
+    while await setting.listener.step():
+        pass
+    assert setting.store.unread == [(101, 382), (401, 590)]
+    await setting.follow()
+    assert setting.spent == [1, 2]
+    assert setting.store.unread == []
+
+
+@pytest.mark.rule("R8")
+async def test_dispatch_waits_for_the_history_for_a_bounded_time() -> None:
+    setting = Setting(rpc=False, height=30_000, cursor=100)
+    told: list[int] = []
+    setting.listener = BlockFollower(
+        setting.store, setting.endpoints, setting.rounds, clock=setting.clock, on_block=told.append
+    )
+    await setting.endpoints.check()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(setting.listener.run)
+            while setting.listener.height != 30_000:
+                await anyio.sleep(0)
+            assert not setting.listener.arrived
+            told.clear()
+            setting.clock.advance(PATIENCE_SECONDS)
+            while not told:
+                await anyio.sleep(0)
+            assert setting.listener.arrived
+            assert setting.listener.history.blocks_left > 0
+            group.cancel_scope.cancel()
+
+
+@pytest.mark.rule("R14")
+async def test_round_is_not_closed_before_its_history_is_read() -> None:
+    setting = Setting(rpc=False, height=400)
+    setting.clock.advance(VOTE_END + 1 - setting.clock.now())
+    await setting.know_rounds()
+    while await setting.listener.step():
+        pass
+    setting.node.rounds = [recorded_round(3)]
+    await setting.rounds.sync()
+    assert setting.listener.chain_time is not None
+    assert setting.listener.chain_time >= VOTE_END
+    assert not await setting.rounds.is_closed(ROUND_ID)
+    revision = setting.rounds.revision
+    await setting.follow()
+    assert await setting.rounds.is_closed(ROUND_ID)
+    assert setting.rounds.revision > revision, "whoever closes rounds looks again"
+
+
+async def test_history_is_read_by_one_of_several_hosts_and_seen_by_all() -> None:
+    setting = Setting(rpc=False, height=400, cursor=100)
+    other = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock, mine=lambda: False)
+    await setting.endpoints.check()
+    for listener in (setting.listener, other):
+        while await listener.step():
+            pass
+    assert not await other.history.step()
+    assert other.history.blocks_left == 290
+    await setting.follow()
+    assert not other.arrived
+    assert not await other.history.step()
+    assert other.history.blocks_left == 0
+    assert other.arrived
+
+
+def sent(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -> SentReveal:
+    message = reveal(number)
+    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k10", 90)
+    return SentReveal(number, ROUND_ID, message.nullifier, prepared, sends, 90, 90, "node:1317", outcome)
+
+
+@pytest.mark.rule("R12")
+@both
+async def test_what_was_sent_into_a_gap_is_asked_about_and_nothing_else(rpc: bool) -> None:
+    setting = Setting(rpc=rpc, height=1000, cursor=100)
+    setting.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
+    setting.node.lowest = 995
+    setting.store.sent = [sent(1), sent(2), sent(3), sent(4, None), sent(5, None, sends=0), sent(6, "UNAVAILABLE")]
+    setting.store.ours = {(ROUND_ID, reveal(number).nullifier): number for number in range(1, 7)}
+    for number, code in ((1, 0), (2, 1), (4, 0), (5, 0), (6, 0)):
+        setting.put(500, number, code)
+        if not code:
+            setting.node.spent.add(reveal(number).nullifier)
+    confirmed: list[int] = []
+    known: list[tuple[bool, list[int]]] = []
+    setting.listener = BlockFollower(
+        setting.store,
+        setting.endpoints,
+        setting.rounds,
+        clock=setting.clock,
+        on_spent=confirmed.extend,
+        on_block=lambda _: known.append((setting.listener.arrived, sorted(confirmed))),
+    )
+    await setting.know_rounds()
+    with capture_logs() as logs:
+        await setting.follow()
+    assert skipped(logs) == [(101, 894)]
+    assert sorted(confirmed) == [1, 4]
+    assert next(told for arrived, told in known if arrived) == [1, 4], "before anything is sent or proven again"
+    asked = " ".join(setting.node.asked)
+    named = {n for n in range(1, 7) if reveal(n).nullifier.hex() in asked or reveal(n).tx_hash().hex().upper() in asked}
+    assert named == {1, 2, 3, 4}, "what did not leave us is not named"
+
+
+@pytest.mark.rule("R12")
+async def test_after_a_gap_a_spent_nullifier_that_no_block_showed_is_looked_up() -> None:
+    setting = Setting(rpc=True, height=999, cursor=990)
+    setting.node.spent.add(reveal(1).nullifier)
+    setting.store.sent = [sent(1, "SPENT"), sent(2, "SPENT"), sent(3)]
+    setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    await setting.follow()
+    setting.node.height = 1000
+    await setting.follow()
+    assert setting.spent == [], "all blocks were seen: a node's word is not needed, and confirms nothing"
+    setting.store.meta["chain.gap"] = "900"
+    setting.listener = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
+    setting.node.height = 1010
+    await setting.follow()
+    assert setting.spent == [1]
+    assert setting.store.ours == {}
+    asked = " ".join(setting.node.asked)
+    assert reveal(3).nullifier.hex() not in asked
+
+
+async def test_nothing_is_left_out_before_the_sent_ones_were_asked_about() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=100)
+    setting.node.lowest = 995
+    setting.put(500, 1)
+    setting.store.sent = [sent(1)]
+    setting.node.faults["/tx/"] = lambda _: answer(502, {"error": "no consensus"})
+    await setting.know_rounds()
+    with pytest.raises(ChainError, match="nobody could be asked"):
+        await setting.follow()
+    assert setting.store.unread == [(101, 994)]
+    setting.node.faults.clear()
+    setting.clock.advance(5)
+    await setting.follow()
+    assert (setting.spent, setting.listener.height) == ([1], 1000)
+
+
+async def test_caught_up_means_up_to_the_newest_block() -> None:
+    setting = Setting(rpc=True, height=160, cursor=100)
+    assert not setting.listener.caught_up
+    seen: list[tuple[int, bool]] = []
+    setting.listener = BlockFollower(
+        setting.store,
+        setting.endpoints,
+        setting.rounds,
+        clock=setting.clock,
+        on_block=lambda height: seen.append((height, setting.listener.caught_up)),
+    )
+    await setting.follow()
+    assert seen == [(height, height == 160) for height in range(101, 161)]
+    assert setting.listener.caught_up
+    setting.node.height = 165
+    await setting.follow()
+    assert seen[-2:] == [(164, False), (165, True)]
+
+
+async def test_an_outage_is_not_a_stall() -> None:
+    setting = Setting(rpc=True, cursor=90)
+    await setting.endpoints.check()
+    del setting.network.nodes["node"]
+    for _ in range(TRIES + 3):
+        await setting.endpoints.check()
+        assert not await setting.listener.step()
+    assert setting.listener.stalled is None
+
+
+async def test_running_survives_errors() -> None:
+    setting = Setting(rpc=True, cursor=98)
+    apply = setting.store.apply_block
+    failures = [StoreError("no space"), RuntimeError("odd")]
+
+    async def failing(height: int, spent: Any, *, now: float) -> list[int]:
+        if failures:
+            raise failures.pop(0)
+        return await apply(height, spent, now=now)
+
+    setting.store.apply_block = failing  # type: ignore[method-assign]
+    await setting.endpoints.check()
+    with anyio.fail_after(10), capture_logs() as logs:
+        async with anyio.create_task_group() as group:
+            group.start_soon(setting.listener.run)
+            while setting.listener.height != 100:
+                await anyio.wait_all_tasks_blocked()
+                setting.clock.advance(10)
+                await setting.endpoints.check()
+            group.cancel_scope.cancel()
+    assert [log["reason"] for log in logs if "not followed" in log["event"]] == ["no space", "RuntimeError('odd')"]
+
+
+async def test_arrival_is_the_first_time_that_the_head_was_reached() -> None:
+    setting = Setting(rpc=True, height=160, cursor=100)
+    seen: list[tuple[int, bool]] = []
+    setting.listener = BlockFollower(
+        setting.store,
+        setting.endpoints,
+        setting.rounds,
+        clock=setting.clock,
+        on_block=lambda height: seen.append((height, setting.listener.arrived)),
+    )
+    await setting.follow()
+    assert seen == [(height, height == 160) for height in range(101, 161)]
+    setting.node.height = 165
+    await setting.follow()
+    assert seen[-2:] == [(164, True), (165, True)]
+
+
+async def test_arrival_is_at_the_head_that_was_found_not_at_one_that_runs_away() -> None:
+    setting = Setting(rpc=True, height=120, cursor=100)
+    await setting.endpoints.check()
+    for _ in range(5):
+        assert await setting.listener.step()
+        setting.node.height += 8  # as many as are read in a step
+        await setting.endpoints.check()
+    assert (setting.listener.height, setting.listener.caught_up) == (140, False)
+    assert setting.listener.arrived
+
+
+async def test_arrival_is_told_also_where_no_block_was_missed() -> None:
+    setting = Setting(rpc=True, height=100, cursor=100)
+    told: list[int] = []
+    setting.listener = BlockFollower(
+        setting.store, setting.endpoints, setting.rounds, clock=setting.clock, on_block=told.append
+    )
+    await setting.follow()
+    await setting.follow()
+    assert (setting.listener.arrived, told) == (True, [100])

@@ -1,0 +1,484 @@
+"""Trees follow the chain leaf by leaf, and nothing of them counts before its root was the chain's."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from helper.chain.block_cadence import ABSENCE_BLOCKS, ShareArrival
+from helper.chain.commitment_tree import Anchor
+from helper.errors import ChainUnavailable, StoreError
+from tests.unit.chain.fakes import ROUND_ID, Node, recorded, recorded_round
+from tests.unit.chain.tree_fixtures import Chain, Setting, leaf
+
+ROOT = b64decode(recorded("tree, latest")["response"]["tree"]["root"])
+
+
+async def test_the_recorded_tree() -> None:
+    setting = Setting()
+    await setting.start()
+    assert setting.trees.anchor(ROUND_ID) is None
+    await setting.trees.sync(100)
+    anchor = setting.trees.anchor(ROUND_ID)
+    assert anchor == Anchor(84, 3, ROOT)
+    assert setting.trees.anchor_at(ROUND_ID, 84) == anchor
+    assert setting.trees.anchor_at(ROUND_ID, 85) is None
+    assert (setting.trees.size(ROUND_ID), setting.trees.synced_height) == (3, 100)
+    vote = setting.trees.leaf(ROUND_ID, 2)
+    assert vote == b64decode(recorded("leaves")["response"]["blocks"][1]["leaves"][1])
+    assert [setting.trees.leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
+    assert len(await setting.trees.path(ROUND_ID, 2, anchor)) == 24 * 32
+    assert await setting.store.load_leaves(ROUND_ID) == (
+        b"".join(b64decode(x) for block in recorded("leaves")["response"]["blocks"] for x in block["leaves"]),
+        84,
+    )
+
+
+async def test_grows_and_keeps_paths_of_older_anchors() -> None:
+    setting, chain = Setting(), Chain()
+    chain.append(60, 1, 2)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    first = setting.trees.anchor(ROUND_ID)
+    assert first is not None
+    path = await setting.trees.path(ROUND_ID, 1, first)
+    chain.append(70, 3)
+    chain.append(90, 4, 5)
+    chain.show(*setting.nodes)
+    before = len(setting.nodes[0].asked)
+    await setting.trees.sync(100)
+    assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
+    assert setting.trees.anchor_at(ROUND_ID, 60) == first
+    assert await setting.trees.path(ROUND_ID, 1, first) == path
+    asked = setting.nodes[0].asked[before:]
+    assert [path.rsplit("/", 1)[1] for path in asked] == ["latest", "leaves?from_height=61&to_height=90"]
+    before = len(setting.nodes[0].asked)
+    await setting.trees.sync(101)
+    assert len(setting.nodes[0].asked) == before + 1, "nothing new: one question"
+
+
+async def test_restored_after_a_restart_and_checked_before_it_counts() -> None:
+    setting, chain = Setting(), Chain()
+    for height in range(60, 70):
+        chain.append(height, *range(height * 1000, height * 1000 + 300))
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    assert len(setting.store.subtrees[ROUND_ID]) == 2 * 1023 * 32
+    trees = await setting.again()
+    assert trees.anchor(ROUND_ID) is None
+    assert trees.leaf(ROUND_ID, 0) is None
+    before = len(setting.nodes[0].asked)
+    await trees.sync(100)
+    assert trees.anchor(ROUND_ID) == Anchor(69, 3000, chain.tree.root())
+    assert trees.leaf(ROUND_ID, 2999) == leaf(69_299)
+    assert len(setting.nodes[0].asked) == before + 1, "no leaf was fetched again"
+
+
+@pytest.mark.parametrize("damage", ["leaves", "subtrees", "encoding", "length"])
+async def test_a_damaged_stored_tree_is_fetched_anew(damage: str) -> None:
+    setting, chain = Setting(), Chain()
+    chain.append(60, *range(1, 1101))
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    height, leaves = setting.store.leaves[ROUND_ID][0]
+    if damage == "leaves":
+        setting.store.leaves[ROUND_ID] = [(height, leaves[:-32] + leaf(7))]
+    elif damage == "encoding":
+        setting.store.leaves[ROUND_ID] = [(height, leaves[:-32] + b"\xff" * 32)]
+    elif damage == "subtrees":
+        setting.store.subtrees[ROUND_ID] = setting.store.subtrees[ROUND_ID][:-32] + leaf(7)
+    else:
+        setting.store.subtrees[ROUND_ID] *= 2
+    trees = await setting.again()
+    with capture_logs() as logs:
+        await trees.sync(100)
+    assert trees.anchor(ROUND_ID) == Anchor(60, 1100, chain.tree.root())
+    assert setting.rested() == []
+    assert (await setting.store.load_leaves(ROUND_ID))[0] == leaves
+    assert logs or damage in ("encoding", "length"), "those are found, and told, when they are read"
+
+
+def lies(node: Node, kind: str) -> None:
+    """Make a node's tree contradict itself."""
+    match kind:
+        case "root":
+            node.tree = node.tree | {"root": b64encode(leaf(99)).decode()}
+        case "gap":
+            node.leaf_blocks = [block | {"start_index": block["start_index"] + 1} for block in node.leaf_blocks[1:]]
+        case "overlap":
+            node.leaf_blocks = [block | {"start_index": 0} for block in node.leaf_blocks]
+        case "missing":
+            node.leaf_blocks = node.leaf_blocks[:-1]
+        case "order":
+            node.leaf_blocks = node.leaf_blocks[:1] + node.leaf_blocks[:0:-1]
+        case "encoding":
+            node.leaf_blocks[-1] = node.leaf_blocks[-1] | {"leaves": [b64encode(b"\xff" * 32).decode()]}
+        case "leaf":
+            node.leaf_blocks[-1] = node.leaf_blocks[-1] | {"leaves": [b64encode(leaf(98)).decode()]}
+        case "size":
+            node.tree = node.tree | {"next_index_at_root": 9}
+
+
+KINDS = ["root", "gap", "overlap", "missing", "order", "encoding", "leaf", "size"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_tree_that_does_not_fit_its_root_sets_the_node_aside(kind: str) -> None:
+    setting, chain = Setting("liar", "honest"), Chain()
+    chain.append(60, 1, 2)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    first = setting.trees.anchor(ROUND_ID)
+    for height in (70, 80, 90):
+        chain.append(height, height)
+    chain.show(*setting.nodes)
+    lies(setting.nodes[0], kind)
+    with capture_logs() as logs:
+        await setting.trees.sync(100)
+    assert [log["endpoint"] for log in logs if log["event"] == "endpoint set aside"] == ["liar:1317"]
+    assert f"tree of round {ROUND_ID.hex()[:8]}" in logs[0]["reason"]
+    assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
+    assert first is not None
+    assert setting.trees.anchor_at(ROUND_ID, 60) == first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_with_only_a_liar_nothing_changes(kind: str) -> None:
+    setting, chain = Setting(), Chain()
+    chain.append(60, 1, 2)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    first, kept = setting.trees.anchor(ROUND_ID), await setting.store.load_leaves(ROUND_ID)
+    for height in (70, 80, 90):
+        chain.append(height, height)
+    chain.show(*setting.nodes)
+    lies(setting.nodes[0], kind)
+    with pytest.raises(ChainUnavailable):
+        await setting.trees.sync(100)
+    assert setting.trees.anchor(ROUND_ID) == first
+    assert setting.trees.size(ROUND_ID) == 2
+    assert setting.trees.leaf(ROUND_ID, 2) is None
+    assert await setting.store.load_leaves(ROUND_ID) == kept
+    setting.clock.advance(1)
+    chain.show(*setting.nodes)
+    await setting.trees.sync(101)
+    assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
+
+
+async def test_a_tree_that_every_node_contradicts_twice_is_of_no_use_until_one_shows_it() -> None:
+    setting, chain, other = Setting(), Chain(), Chain()
+    chain.append(60, 1, 2)
+    other.append(60, 7, 8)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    other.show(*setting.nodes)
+    for said in (None, "no node shows the round's tree as it should be"):
+        with pytest.raises(ChainUnavailable):
+            await setting.trees.sync(101)
+        assert setting.trees.contradicted(ROUND_ID) == said
+        setting.clock.advance(2)
+    setting.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
+    with pytest.raises(ChainUnavailable):
+        await setting.trees.sync(101)
+    assert setting.trees.contradicted(ROUND_ID), "nobody else has shown it since"
+    setting.nodes[0].faults.clear()
+    setting.clock.advance(10)
+    chain.show(*setting.nodes)
+    await setting.trees.sync(102)
+    assert setting.trees.contradicted(ROUND_ID) is None
+
+
+async def test_a_tree_that_one_node_contradicts_is_of_use_while_another_shows_it() -> None:
+    setting, chain, other = Setting("a", "b"), Chain(), Chain()
+    chain.append(60, 1, 2)
+    other.append(60, 7, 8)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    other.show(setting.nodes[0])
+    for head in (101, 102, 103):
+        await setting.trees.sync(head)
+        setting.clock.advance(3)
+        assert setting.trees.contradicted(ROUND_ID) is None
+
+
+async def test_another_trees_root_at_a_known_height() -> None:
+    setting, chain, other = Setting("a", "b"), Chain(), Chain()
+    chain.append(60, 1, 2)
+    other.append(60, 7, 8)
+    chain.show(*setting.nodes)
+    await setting.start()
+    await setting.trees.sync(100)
+    other.show(setting.nodes[0])
+    await setting.trees.sync(101)
+    assert setting.rested() == ["a:1317"]
+    assert "of another tree" in str(setting.endpoints.reasons()["a:1317"])
+
+
+async def test_a_node_that_is_behind_is_not_set_aside() -> None:
+    setting, chain = Setting("ahead", "behind"), Chain()
+    chain.append(60, 1, 2)
+    chain.show(*setting.nodes)
+    await setting.start()
+    chain.append(100, 3)
+    chain.show(setting.nodes[0])
+    await setting.trees.sync(100)
+    del setting.network.nodes["ahead"]
+    await setting.endpoints.check()
+    await setting.trees.sync(100)
+    assert setting.rested() == ["ahead:1317"]
+    assert setting.trees.anchor(ROUND_ID) == Anchor(100, 3, chain.tree.root())
+
+
+async def test_a_node_that_lost_a_tree_is_set_aside() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    setting.nodes[0].tree = {}
+    with pytest.raises(ChainUnavailable, match="has no leaves at a height where it had them"):
+        await setting.trees.sync(100)
+    assert setting.trees.size(ROUND_ID) == 3
+
+
+async def test_what_the_disk_refuses_is_kept_later() -> None:
+    setting = Setting()
+    await setting.start()
+    setting.store.full = True
+    with pytest.raises(StoreError):
+        await setting.trees.sync(100)
+    assert setting.trees.size(ROUND_ID) == 3, "it was checked, so it may be used"
+    setting.store.full = False
+    await setting.trees.sync(101)
+    assert (await setting.store.load_leaves(ROUND_ID))[1] == 84
+
+
+async def test_a_round_without_a_leaf_and_one_without_a_tree() -> None:
+    setting = Setting()
+    setting.nodes[0].tree = {}
+    await setting.start()
+    await setting.trees.sync(100)
+    assert (setting.trees.size(ROUND_ID), setting.trees.anchor(ROUND_ID)) == (0, None)
+    assert setting.trees.leaf(b"\x11" * 32, 0) is None
+
+
+async def test_rounds_that_take_no_votes_are_not_followed() -> None:
+    setting = Setting()
+    setting.nodes[0].rounds = [recorded_round(1) | {"status": 2}]
+    await setting.start()
+    await setting.trees.sync(100)
+    assert not any("commitment-tree" in path for path in setting.nodes[0].asked)
+
+
+async def test_waiting_for_a_regular_sync_asks_nothing() -> None:
+    setting = Setting()
+    await setting.start()
+    before = list(setting.nodes[0].asked)
+    assert not await setting.trees.wait_next_sync(0.01)
+    assert setting.nodes[0].asked == before
+
+    results: list[bool] = []
+
+    async def wait() -> None:
+        results.append(await setting.trees.wait_next_sync(30))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            assert setting.nodes[0].asked == before
+            await setting.trees.sync(100)
+    assert results == [True]
+
+
+async def test_a_look_at_the_head_alone_is_no_sync() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    results: list[bool] = []
+
+    async def wait() -> None:
+        results.append(await setting.trees.wait_next_sync(30))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            setting.trees.in_step(100)
+            await anyio.wait_all_tasks_blocked()
+            assert results == []
+            await setting.trees.sync(100)
+    assert results == [True]
+
+
+async def test_a_sync_that_began_before_does_not_count() -> None:
+    setting = Setting()
+    await setting.start()
+    gate = anyio.Event()
+    load = setting.endpoints.call_endpoint
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        await gate.wait()
+        return await load(*args, **kwargs)
+
+    setting.endpoints.call_endpoint = slow  # type: ignore[method-assign]
+    done: list[bool] = []
+
+    async def wait() -> None:
+        done.append(await setting.trees.wait_next_sync(30))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(setting.trees.sync, 100)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+            while setting.trees.synced_height < 100:
+                await anyio.sleep(0)
+            await anyio.wait_all_tasks_blocked()
+            assert done == []
+            await setting.trees.sync(101)
+    assert done == [True]
+
+
+async def test_trees_stay_until_their_round_is_purged() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    vote = setting.trees.leaf(ROUND_ID, 2)
+    setting.nodes[0].rounds = [recorded_round(1) | {"status": 3}]
+    await setting.rounds.sync(100)
+    await setting.store.mark_closed(ROUND_ID, 1.0)
+    await setting.trees.sync(100)
+    assert setting.trees.leaf(ROUND_ID, 2) == vote
+    trees = await setting.again()
+    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
+    setting.rounds.forget(ROUND_ID)
+    await trees.sync(100)
+    assert trees.unchecked_leaf(ROUND_ID, 2) is None
+
+
+async def test_from_the_disk_nothing_counts_as_checked() -> None:
+    setting = Setting()
+    await setting.start()
+    await setting.trees.sync(100)
+    vote = setting.trees.leaf(ROUND_ID, 2)
+    assert setting.trees.unchecked_leaf(ROUND_ID, 2) is None
+    trees = await setting.again()
+    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
+    assert [trees.unchecked_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
+    await trees.sync(100)
+    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (vote, None)
+
+
+OTHER = bytes([1]) * 32
+
+
+def broken(node: Node) -> None:
+    """A second, older round, whose tree the node tells as nonsense."""
+    raw = recorded_round(1)
+    first = raw | {"vote_round_id": b64encode(OTHER).decode(), "created_at_height": "1"}
+    node.rounds = [first, raw]
+    node.faults[f"/commitment-tree/{OTHER.hex()}/"] = lambda _: httpx.Response(200, content=b'{"tree": 5}')
+
+
+async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
+    setting = Setting()
+    broken(setting.nodes[0])
+    await setting.start()
+    assert [known.round_id for known in setting.rounds.active()] == [OTHER, ROUND_ID]
+    with capture_logs() as logs, pytest.raises(ChainUnavailable):
+        await setting.trees.sync(100)
+    assert [log["round"] for log in logs if log["event"] == "tree not followed"] == [OTHER.hex()[:8]]
+    setting.clock.advance(1)
+    await setting.trees.sync(100)
+    assert setting.trees.size(ROUND_ID) == 3, "the broken one went last"
+    assert not setting.trees.lacks(OTHER, ShareArrival(0.0, 0, 0.0))
+    before = len(setting.nodes[0].asked)
+    setting.clock.advance(1)
+    await setting.trees.sync(100)
+    asked = setting.nodes[0].asked[before:]
+    assert not any(OTHER.hex() in path for path in asked), "it is left alone for a while, or it would rest the node"
+    path = f"/commitment-tree/{OTHER.hex()}/"
+    setting.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
+    setting.clock.advance(2)
+    with capture_logs() as logs:
+        await setting.trees.sync(100)
+    assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree is followed again"]
+
+
+async def test_one_tree_that_cannot_be_read_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    setting.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER).decode()})
+    await setting.start()
+    await setting.trees.sync(100)
+    load = setting.store.load_leaves
+
+    async def fails(round_id: bytes) -> tuple[bytes, int]:
+        if round_id == OTHER:
+            raise StoreError("unreadable")
+        return await load(round_id)
+
+    monkeypatch.setattr(setting.store, "load_leaves", fails)
+    trees = await setting.again()
+    assert trees.unchecked_leaf(ROUND_ID, 2) is not None
+
+
+async def _follow(setting: Setting, blocks: int) -> None:
+    """Let blocks pass, one every 5 s, each synced when it is seen and once more a second later."""
+    node = setting.nodes[0]
+    for _ in range(blocks):
+        node.height += 1
+        node.age = 0.0
+        setting.clock.advance(4)
+        for _ in range(2):
+            setting.clock.advance(0.5)
+            node.age += 0.5
+            await setting.endpoints.check()
+            await setting.rounds.sync(node.height)
+            await setting.trees.sync(node.height)
+
+
+UNKNOWN = b"\x09" * 32
+
+
+@pytest.mark.parametrize("round_id", [ROUND_ID, UNKNOWN])
+async def test_lacks_is_true_once_blocks_after_arrival_are_covered(round_id: bytes) -> None:
+    setting = Setting()
+    await setting.start()
+    await _follow(setting, 3)
+    arrival = setting.trees.arrival()
+    assert arrival.height == setting.nodes[0].height
+    for _ in range(ABSENCE_BLOCKS):
+        assert not setting.trees.lacks(round_id, arrival)
+        await _follow(setting, 1)
+    assert setting.trees.lacks(round_id, arrival)
+    assert not setting.trees.lacks(round_id, setting.trees.arrival())
+
+
+async def test_lacks_covers_only_blocks_of_the_node_that_listed_rounds() -> None:
+    setting = Setting("ahead", "behind")
+    ahead, behind = setting.nodes
+    await setting.start()
+    await _follow(setting, 1)
+    arrival = setting.trees.arrival()
+    behind.height, ahead.height = ahead.height, ahead.height + ABSENCE_BLOCKS + 1
+    setting.clock.advance(5)
+    ahead.faults["/rounds"] = lambda _: httpx.Response(500, content=b"{}")
+    await setting.endpoints.check()
+    for _ in range(2):
+        await setting.rounds.sync(ahead.height)
+        await setting.trees.sync(ahead.height)
+        setting.clock.advance(0.5)
+    assert not setting.trees.lacks(UNKNOWN, arrival), "the list came from the node that is behind"

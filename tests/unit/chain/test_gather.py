@@ -1,0 +1,44 @@
+"""The same work for many things: in their order, no more at once than was said, and none after a trouble."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from helper.chain.gather import gather_limited
+from helper.errors import HelperError
+from tests.support.fakes import PATIENCE
+
+
+async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> None:
+    begun: list[int] = []
+
+    async def work(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            raise HelperError("three")
+        return number * 2
+
+    assert await gather_limited([0, 1, 2], work, 2) == [0, 2, 4]
+    assert await gather_limited([], work, 2) == []
+    begun.clear()
+    with pytest.raises(HelperError, match="three"):
+        await gather_limited(range(100), work, 1)
+    assert begun == [0, 1, 2, 3]
+
+
+async def test_no_more_at_once_than_was_said_and_as_many() -> None:
+    under_way, most = 0, 0
+    together = asyncio.Barrier(3)
+
+    async def work(_: int) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await together.wait()
+        under_way -= 1
+
+    async with asyncio.timeout(PATIENCE):  # two at once would wait for a third
+        await gather_limited(range(21), work, 3)
+    assert most == 3

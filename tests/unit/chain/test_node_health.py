@@ -1,0 +1,90 @@
+"""When a node is probed again: by the interval, and when its next block should be there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil
+from statistics import median
+
+import pytest
+
+from helper.chain.models import BlockHead
+from helper.chain.node import PART, Health
+
+AHEAD = 7.0
+"""Seconds that our clock is ahead of the chain's."""
+
+
+def probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
+    """When a node is probed that shows its blocks at these times, and how long after that each of them was seen."""
+    health, now, asked, waits = Health(), shown[0] + 0.4 * interval, [], []
+    while now < shown[-1] + interval:
+        asked.append(now)
+        height = sum(at <= now for at in shown)
+        if health.head is None or height > health.head.height:
+            waits.append(now - shown[height - 1])
+        head = BlockHead("c", height, shown[height - 1] - AHEAD)
+        health.saw(head, syncing=False, now=now, began=now)
+        now += health.pause(interval, now)
+    return asked, waits
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5, 5.0])
+def test_a_regular_block_is_seen_when_it_comes(seconds: float) -> None:
+    shown = [10 + seconds * number for number in range(60)]
+    asked, waits = probes(shown, 1.0)
+    assert len(waits) == len(shown)
+    assert max(waits[4:]) <= PART, "half an interval on average if it were not expected"
+    assert len(asked) <= 1.1 * len(shown) * ceil(seconds) + 5, "no more than by the interval, once it is known when"
+
+
+def test_irregular_blocks_are_seen_no_later_than_by_the_interval() -> None:
+    dice = random.Random(7)
+    at, shown = 0.0, []
+    for _ in range(300):
+        at += dice.uniform(4.0, 7.0)
+        shown.append(at)
+    asked, waits = probes(shown, 1.0)
+    assert len(waits) == len(shown)
+    assert max(waits) <= 1.0 + 1e-6
+    assert median(waits) < 0.5
+    assert len(asked) <= at + 3 * len(shown), "three more a block"
+
+
+def test_an_interval_longer_than_a_blocks_time_stays_what_it_is() -> None:
+    asked, _ = probes([10 + 5.0 * number for number in range(60)], 10.0)
+    assert {round(later - earlier, 6) for earlier, later in pairwise(asked)} == {10.0}
+
+
+def test_nothing_that_a_node_shows_brings_more_probes_than_four_an_interval() -> None:
+    dice = random.Random(7)
+    health, now, height = Health(), 0.0, 0
+    times = []
+    for _ in range(2_000):
+        times.append(now)
+        height += dice.choice((-3, 0, 0, 1, 1, 2, 1_000_000))
+        head = BlockHead("c", height, now + dice.choice((0.0, -1.0, 1.0, 1e9, -1e9, dice.uniform(-2, 2))))
+        health.saw(head, syncing=False, now=now, began=now)
+        pause = health.pause(1.0, now)
+        assert PART <= pause <= 1.0
+        now += pause
+    assert min(later - earlier for earlier, later in pairwise(times)) >= PART - 1e-9
+
+
+def test_a_clock_that_is_set_makes_it_the_interval() -> None:
+    health = Health()
+    for number in range(4):
+        health.saw(BlockHead("c", number, 5.0 * number), syncing=False, now=5.0 * number + 1, began=5.0 * number + 1)
+    assert health.pause(1.0, 16.5) == 1.0
+    assert health.pause(1.0, 20.0) == 0.75
+    assert [health.pause(1.0, 20.75), health.pause(1.0, 21.0)] == [PART, PART]
+    assert health.pause(1.0, 20.0 - 3600) == health.pause(1.0, 20.0 + 3600) == health.pause(1.0, 21.25) == 1.0
+
+
+def test_before_two_blocks_it_is_the_interval() -> None:
+    health = Health()
+    assert health.pause(1.0, 0.0) == 1.0
+    health.saw(BlockHead("c", 1, 0.0), syncing=False, now=0.0, began=0.0)
+    assert health.pause(1.0, 0.5) == 1.0

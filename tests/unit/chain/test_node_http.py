@@ -1,0 +1,174 @@
+"""What leaves the machine and what may come back: limits, redirects, lost answers, dead kept connections."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Callable
+
+import anyio
+import httpx
+import pytest
+
+from helper.chain.node_http import SMALL, NodeHttp, Unanswered
+from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.verdicts import Verdict
+from helper.errors import ChainAnswerError, ChainUnavailable, ConfigError
+
+MESSAGE = RevealMessage(b"\x01" * 32, b"\x02" * 64, 1, 0, b"\x03" * 4000, b"\x04" * 32, 84)
+
+
+def raising(error: Exception) -> Callable[[httpx.Request], httpx.Response]:
+    def handle(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    return handle
+
+
+class Tarpit(httpx.AsyncBaseTransport):
+    """Takes every request and never answers."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (httpx.ConnectError("refused"), Verdict.UNAVAILABLE),
+        (httpx.ConnectTimeout("slow"), Verdict.UNAVAILABLE),
+        (httpx.PoolTimeout("busy"), Verdict.UNAVAILABLE),
+        (httpx.ReadTimeout("slow"), Verdict.AMBIGUOUS),
+        (httpx.WriteError("broken pipe"), Verdict.AMBIGUOUS),
+        (httpx.ReadError("reset"), Verdict.AMBIGUOUS),
+        (httpx.RemoteProtocolError("closed"), Verdict.AMBIGUOUS),
+    ],
+)
+@pytest.mark.rule("R11")
+async def test_broadcast_says_whether_anything_left(error: Exception, verdict: Verdict) -> None:
+    outcome = await ChainClient("http://node", transport=httpx.MockTransport(raising(error))).broadcast(MESSAGE)
+    assert outcome.verdict is verdict
+    assert outcome.left is (verdict is Verdict.AMBIGUOUS)
+
+
+async def test_a_tarpit_costs_the_timeout_and_no_more() -> None:
+    client = ChainClient("http://node", transport=Tarpit(), timeout=0.02)
+    with anyio.fail_after(5):
+        with pytest.raises(Unanswered, match=r"no answer within 0.02 s") as caught:
+            await client.rounds()
+        assert caught.value.sent
+        assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
+
+
+async def test_a_reveal_is_never_sent_twice_by_itself() -> None:
+    requests: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        raise httpx.ReadError("the kept connection was dead")
+
+    client = ChainClient("http://node", transport=httpx.MockTransport(handle))
+    assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
+    assert len(requests) == 1
+
+
+async def test_a_question_is_asked_again_over_a_new_connection_once() -> None:
+    attempts: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        attempts.append(request.url.path)
+        if len(attempts) == 1:
+            raise httpx.RemoteProtocolError("server disconnected")
+        return httpx.Response(200, content=b'{"syncing":false}')
+
+    client = ChainClient("http://node", transport=httpx.MockTransport(handle))
+    assert await client.syncing() is False
+    assert len(attempts) == 2
+    dead = ChainClient("http://node", transport=httpx.MockTransport(raising(httpx.ReadError("reset"))))
+    with pytest.raises(ChainUnavailable, match="connection failed"):
+        await dead.syncing()
+
+
+async def test_redirects_are_not_followed() -> None:
+    hosts: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        hosts.append(request.url.host)
+        return httpx.Response(307, headers={"location": "http://elsewhere/"})
+
+    client = ChainClient("http://node", transport=httpx.MockTransport(handle))
+    with pytest.raises(ChainAnswerError, match="HTTP 307"):
+        await client.syncing()
+    assert (await client.broadcast(MESSAGE)).verdict is Verdict.UNAVAILABLE
+    assert hosts == ["node", "node"]
+
+
+async def test_long_and_compressed_answers_are_refused() -> None:
+    long = httpx.MockTransport(lambda _: httpx.Response(200, content=b" " * (SMALL + 1)))
+    with pytest.raises(ChainAnswerError, match="longer than"):
+        await ChainClient("http://node", transport=long).syncing()
+    assert (await ChainClient("http://node", transport=long).broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
+    body = gzip.compress(b'{"syncing":false}')
+    packed = httpx.MockTransport(lambda _: httpx.Response(200, content=body, headers={"content-encoding": "gzip"}))
+    with pytest.raises(ChainAnswerError, match="compressed"):
+        await ChainClient("http://node", transport=packed).syncing()
+
+
+def test_names_have_no_credentials() -> None:
+    assert NodeHttp("https://user:secret@node.example/base").name == "node.example:443"
+    assert NodeHttp("http://[::1]:1317").name == "[::1]:1317"
+
+
+async def test_a_nodes_credentials_go_with_every_request_and_its_cookies_do_not() -> None:
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=b"{}", headers={"set-cookie": "route=7"})
+
+    http = NodeHttp("http://us%40er:pass@node/base/", transport=httpx.MockTransport(handle))
+    for _ in range(2):
+        await http.get("/status")
+    await http.get("/status", {"height": "7"})
+    await http.post("/reveal", {"a": 1})
+    async with http.stream("GET", "/rounds?x=%2F") as answer:
+        assert answer.status == 200
+    asked = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in seen]
+    assert asked == [
+        ("GET", "http://node/base/status"),
+        ("GET", "http://node/base/status"),
+        ("GET", "http://node/base/status?height=7"),
+        ("POST", "http://node/base/reveal"),
+        ("GET", "http://node/base/rounds?x=%2F"),
+    ]
+    expected = "Basic " + base64.b64encode(b"us@er:pass").decode()
+    assert [request.headers.get("authorization") for request in seen] == [expected] * len(seen)
+    assert [request.headers["host"] for request in seen] == ["node"] * len(seen)
+    assert not any("cookie" in request.headers for request in seen)
+
+
+async def test_without_credentials_none_are_sent() -> None:
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(302, headers={"location": "http://elsewhere/"})
+
+    answer = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
+    assert (answer.status, len(seen)) == (302, 1)
+    assert "authorization" not in seen[0].headers
+
+
+@pytest.mark.parametrize("url", ["node:1317", "ftp://node", "http://", "http://[::1", "unix:///run/node"])
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(ConfigError):
+        NodeHttp(url)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_gateway_in_trouble_is_an_outage(status: int) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=b"<html>"))
+    with pytest.raises(ChainUnavailable, match=f"HTTP {status}"):
+        await ChainClient("http://node", transport=transport).rounds()

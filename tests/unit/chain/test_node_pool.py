@@ -1,0 +1,361 @@
+"""Several nodes as one: who is fresh, who is asked first, who rests, and what the log says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from helper.chain.node import WORD_SECONDS
+from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.rest_client import ChainClient
+from helper.errors import ChainError, ChainUnavailable, ConfigError
+from tests.support.clock import FakeClock
+from tests.support.fakes import until_length
+from tests.unit.chain.fakes import Network, Node, answer, recorded
+
+
+def names(endpoints: NodePool) -> list[str]:
+    return [endpoint.name for endpoint in endpoints.fresh]
+
+
+async def test_fresh_in_the_operators_order() -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock), b=Node(clock, height=465)).endpoints(clock)
+    assert not endpoints.usable
+    assert endpoints.head is None
+    with capture_logs() as logs:
+        await endpoints.check()
+    assert names(endpoints) == ["a:1317", "b:1317"]
+    assert endpoints.head is not None
+    assert endpoints.head.height == 465
+    assert endpoints.chain_id == "svote-1"
+    assert [log["endpoint"] for log in logs if log["event"] == "endpoint is fresh"] == ["a:1317", "b:1317"]
+    with capture_logs() as logs:
+        await endpoints.check()
+    assert logs == [], "one line a change of state"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chain_id": "other-9"}, "it serves chain other-9, not svote-1"),
+        ({"syncing": True, "height": 464}, "it is catching up"),
+        ({"age": 91.0}, "newest block is 91 s old"),
+        ({"age": -121.0}, "newest block is 121 s ahead of our clock"),
+        ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the answer is HTML"),
+        ({"faults": {"latest": lambda _: httpx.Response(200, content=b'{"block":{"he')}}, "no valid JSON"),
+        (
+            {"faults": {"latest": lambda _: answer(200, {"block": {"header": 7}})}},
+            "an object was expected, not a number",
+        ),
+        (
+            {"faults": {"syncing": lambda _: answer(200, {"syncing": "no"})}, "height": 464},
+            "true or false was expected",
+        ),
+        ({"faults": {"latest": lambda _: httpx.Response(502)}}, "HTTP 502"),
+        ({"hangs": True}, "no answer within 0.05 s"),
+    ],
+)
+async def test_set_aside_and_named_in_the_log(change: dict[str, Any], reason: str) -> None:
+    clock = FakeClock()
+    network = Network(good=Node(clock), bad=Node(clock))
+    endpoints = network.endpoints(clock, timeout=0.05)
+    await endpoints.check()
+    assert names(endpoints) == ["good:1317", "bad:1317"]
+    for key, value in change.items():
+        setattr(network.nodes["bad"], key, value)
+    with capture_logs() as logs:
+        await endpoints.check()
+        await endpoints.check()
+    assert names(endpoints) == ["good:1317"]
+    assert [(log["endpoint"], log["log_level"]) for log in logs] == [("bad:1317", "warning")]
+    assert reason in logs[0]["reason"]
+    assert reason in str(endpoints.reasons()["bad:1317"])
+
+
+async def test_a_node_that_keeps_a_call_waiting_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.chain.node_http.SLOW", 0.01)
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock))
+    endpoints = network.endpoints(clock, timeout=0.2)
+    await endpoints.check()
+    network.nodes["a"].hangs = True
+    async with anyio.create_task_group() as group:
+        group.start_soon(endpoints.check)
+        with anyio.fail_after(5):
+            while names(endpoints) != ["b:1317", "a:1317"]:
+                await anyio.sleep(0.005)
+    assert names(endpoints) == ["b:1317"], "it timed out"
+    network.nodes["a"].hangs = False
+    await endpoints.check()
+    assert names(endpoints) == ["a:1317", "b:1317"]
+
+
+async def test_an_unreachable_node_is_named() -> None:
+    clock = FakeClock()
+    network = Network(good=Node(clock), gone=Node(clock))
+    endpoints = network.endpoints(clock)
+    del network.nodes["gone"]
+    await endpoints.check()
+    assert names(endpoints) == ["good:1317"]
+    assert endpoints.reasons()["gone:1317"] == "unreachable (ConnectError)"
+
+
+async def test_a_node_that_stands_still_gets_stale_without_being_asked() -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock)).endpoints(clock)
+    await endpoints.check()
+    clock.advance(90)
+    assert endpoints.usable
+    clock.advance(1)
+    assert not endpoints.usable
+    assert endpoints.reasons()["a:1317"] == "newest block is 91 s old"
+
+
+async def test_a_reset_node_is_set_aside_until_it_has_caught_up() -> None:
+    clock = FakeClock()
+    node = Node(clock, height=463)
+    endpoints = Network(a=node).endpoints(clock)
+    await endpoints.check()
+    node.height = 460
+    await endpoints.check()
+    assert endpoints.usable, "several nodes behind one address are never quite in step"
+    node.height = 7
+    await endpoints.check()
+    assert endpoints.reasons()["a:1317"] == "its height went back from 463 to 7"
+    node.height = 464
+    await endpoints.check()
+    assert endpoints.usable
+
+
+async def test_a_configured_chain_is_not_learnt_from_a_node() -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock, chain_id="other-9"), b=Node(clock)).endpoints(clock, chain_id="svote-1")
+    await endpoints.check()
+    assert names(endpoints) == ["b:1317"]
+
+
+@pytest.mark.parametrize("age", [200.0, -200.0])
+async def test_all_nodes_off_our_clock_make_the_clock_suspect(age: float) -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock, age=age), b=Node(clock, age=age * 2)).endpoints(clock)
+    await endpoints.check()
+    assert not endpoints.usable
+    assert endpoints.clock_skew == pytest.approx(age)
+    assert endpoints.clock_suspect
+
+
+async def test_one_node_off_is_its_own_fault() -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock, age=200), b=Node(clock, age=1)).endpoints(clock)
+    assert endpoints.clock_skew is None
+    await endpoints.check()
+    assert endpoints.clock_skew == pytest.approx(1)
+    assert not endpoints.clock_suspect
+
+
+async def test_a_halted_chain_is_not_our_clocks_fault() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    endpoints = Network(a=node).endpoints(clock)
+    await endpoints.check()
+    clock.advance(600)
+    node.age = 600
+    await endpoints.check()
+    assert not endpoints.usable
+    assert not endpoints.clock_suspect
+
+
+async def test_a_failing_call_moves_on_and_rests_the_node() -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock))
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500, content=b"<html>")
+    asked = network.nodes["a"].asked
+    with capture_logs() as logs:
+        assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
+    assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "rounds: HTTP 500")]
+    before = len(asked)
+    await endpoints.call(lambda client: client.rounds())
+    assert len(asked) == before, "it rests: others are not delayed by it again"
+    for rest in (1, 2, 4, 8, 16, 30, 30):
+        assert names(endpoints) == ["b:1317"]
+        await endpoints.check()
+        clock.advance(rest - 0.1)
+        assert names(endpoints) == ["b:1317"], "a good probe does not end its rest"
+        clock.advance(0.1)
+        await endpoints.check()
+        assert names(endpoints) == ["a:1317", "b:1317"]
+        await endpoints.call(lambda client: client.rounds())
+    clock.advance(30)
+    await endpoints.check()
+    network.nodes["a"].faults.clear()
+    await endpoints.call(lambda client: client.rounds())
+    network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500)
+    await endpoints.call(lambda client: client.rounds())
+    clock.advance(1)
+    assert names(endpoints) == ["a:1317", "b:1317"], "after a success it is 1 s again"
+
+
+async def test_nobody_left() -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock, syncing=True))
+    endpoints = network.endpoints(clock)
+    with pytest.raises(ChainUnavailable, match="a:1317: not asked yet"):
+        await endpoints.call(lambda client: client.rounds())
+    await endpoints.check()
+    network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500)
+    with pytest.raises(ChainUnavailable, match=r"a:1317: rounds: HTTP 500"):
+        await endpoints.call(lambda client: client.rounds())
+
+
+async def test_nodes_that_have_the_height_are_asked_first() -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock, height=463), b=Node(clock, height=464)).endpoints(clock)
+    await endpoints.check()
+
+    async def who(client: ChainClient) -> str:
+        return client.name
+
+    assert await endpoints.call(who) == "a:1317"
+    assert await endpoints.call(who, min_height=464) == "b:1317"
+
+
+async def test_a_tarpit_delays_nobody_elses_health() -> None:
+    clock = FakeClock()
+    network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
+    endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(endpoints.check)
+            while not endpoints.usable:
+                await anyio.lowlevel.checkpoint()
+            assert names(endpoints) == ["good:1317"]
+            group.cancel_scope.cancel()
+
+
+async def test_monitoring_goes_on_beside_a_tarpit() -> None:
+    clock = FakeClock()
+    network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
+    endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
+    heard: list[int] = []
+    endpoints.on_probe(lambda head: heard.append(head.height if head is not None else 0))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(endpoints.monitor, 1.0)
+            for height in (464, 465, 466):
+                network.nodes["good"].height = height
+                await anyio.wait_all_tasks_blocked()
+                clock.advance(1)
+                await until_length(heard, height - 463)
+                assert heard[-1] == height
+            group.cancel_scope.cancel()
+
+
+async def test_subscribers_hear_of_changes_only() -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock))
+    endpoints = network.endpoints(clock)
+    heard: list[bool] = []
+    endpoints.subscribe(lambda: heard.append(endpoints.usable))
+    await endpoints.check()
+    await endpoints.check()
+    network.nodes["a"].syncing = True
+    network.nodes["a"].height += 1
+    await endpoints.check()
+    assert heard == [True, False]
+
+
+async def test_the_rpc_has_a_health_of_its_own() -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock))
+    endpoints = network.endpoints(clock, rpc=True)
+    await endpoints.check()
+    network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
+    network.nodes["a"].height += 1
+    with capture_logs() as logs:
+        await endpoints.check()
+        await endpoints.check()  # it is asked when the REST API has shown a new block
+    assert names(endpoints) == ["a:1317", "b:1317"]
+    assert [endpoint.name for endpoint in endpoints.fresh_rpc] == ["b:1317"]
+    assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc set aside", "a:26657")]
+    endpoints.failed(endpoints.all[1], ChainError("broken"), rpc=True)
+    assert endpoints.fresh_rpc == []
+    assert names(endpoints) == ["a:1317", "b:1317"]
+
+
+async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    endpoints = Network(a=node).endpoints(clock, rpc=True)
+
+    async def asked() -> list[str]:
+        before = len(node.asked)
+        await endpoints.check()
+        return sorted(path.rsplit("/", 1)[-1] for path in node.asked[before:])
+
+    everything = ["latest", "status", "syncing"]
+    assert await asked() == everything
+    assert await asked() == ["latest"]
+    clock.advance(1)
+    node.height += 1
+    assert await asked() == ["latest", "syncing"]
+    assert await asked() == ["latest", "status"], "the RPC has not shown this block yet"
+    assert await asked() == ["latest"]
+    clock.advance(WORD_SECONDS)
+    assert await asked() == everything, "its word is old"
+    assert await asked() == ["latest"]
+
+    node.height, node.syncing = node.height + 1, True
+    assert await asked() == ["latest", "syncing"]
+    assert not endpoints.usable
+    assert await asked() == everything, "while it is catching up, that may end at any time"
+    node.syncing = False
+    assert await asked() == everything
+    assert endpoints.usable
+    assert await asked() == ["latest"]
+
+    node.faults["latest"] = lambda _: httpx.Response(502)
+    assert await asked() == ["latest"]
+    del node.faults["latest"]
+    assert await asked() == everything, "what it was before it failed is not what it is now"
+
+
+async def test_a_node_that_begins_to_catch_up_or_whose_rpc_goes_is_left_within_five_seconds_though_no_block_comes() -> (
+    None
+):
+    clock = FakeClock()
+    node = Node(clock)
+    endpoints = Network(a=node).endpoints(clock, rpc=True)
+    await endpoints.check()
+    assert (endpoints.usable, len(endpoints.fresh_rpc)) == (True, 1)
+    node.faults["/status"] = lambda _: httpx.Response(500)
+    node.syncing = True
+    for _ in range(4):
+        clock.advance(1)
+        await endpoints.check()
+    assert (endpoints.usable, len(endpoints.fresh_rpc)) == (False, 0)
+
+
+def test_more_rpcs_than_nodes() -> None:
+    with pytest.raises(ConfigError):
+        create_nodes(["http://a"], ["http://a", "http://b"])
+
+
+async def test_recorded_head_is_fresh_at_its_time() -> None:
+    body = recorded("latest block")["response"]
+    clock = FakeClock(1795268520.0)
+    node = Node(clock, faults={"latest": lambda _: answer(200, body)})
+    endpoints = Network(a=node).endpoints(clock)
+    await endpoints.check()
+    assert endpoints.head is not None
+    assert (endpoints.head.chain_id, endpoints.head.height) == ("svote-1", 463)
+    assert endpoints.time_at(500) == endpoints.head.time
+    assert endpoints.time_at(462) is None
+    await endpoints.aclose()

@@ -1,0 +1,217 @@
+"""Answers that are none: each names what was wrong with it, and nothing of it is believed."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.chain.models import (
+    UnknownStatus,
+    parse_head,
+    parse_leaves,
+    parse_round,
+    parse_rounds,
+    parse_syncing,
+    parse_tree,
+    parse_tx,
+)
+from helper.chain.rest_client import ChainClient
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.rpc_client import RpcClient
+from helper.errors import ChainAnswerError
+from tests.unit.chain.fakes import ROUND_ID, answer, recorded, recorded_round
+
+
+def node(status: int, body: bytes) -> ChainClient:
+    return ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(status, content=body)))
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"<!doctype html><title>Welcome</title>", "the answer is HTML"),
+        (b"", "the answer is nothing"),
+        (b'{"rounds":[{"vote_round_id":"eob', "no valid JSON"),
+        (b"[]", "an object was expected, not a list"),
+        (b"null", "an object was expected, not null"),
+        (b'{"rounds":{}}', "a list was expected, not an object"),
+        (b'{"rounds":[7]}', "an object was expected, not a number"),
+        (b'{"rounds":"\xff\xfe"}', "no valid JSON"),
+        (b"[" * 100_000, "no valid JSON"),
+    ],
+)
+async def test_no_rounds(body: bytes, problem: str) -> None:
+    with pytest.raises(ChainAnswerError, match=problem):
+        await node(200, body).rounds()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("vote_round_id", "eobB", "32 bytes were expected, not 3"),
+        ("vote_round_id", "!!", "base64 was expected"),
+        ("vote_round_id", 7, "a string was expected, not a number"),
+        ("vote_end_time", -1, "out of range"),
+        ("vote_end_time", 1.5, "a whole number was expected, not a fraction"),
+        ("vote_end_time", True, "a whole number was expected, not a boolean"),
+        ("vote_end_time", 2**63, "out of range"),
+        ("status", "active", "a whole number was expected"),
+        ("status", 0, "is no status"),
+        ("proposals", {"id": 1}, "a list was expected"),
+        ("ea_pk", "AAAA", "32 bytes were expected"),
+    ],
+)
+def test_a_round_with_a_bad_field_names_it(field: str, value: object, problem: str) -> None:
+    with pytest.raises(ChainAnswerError, match=rf"answer.round.{field}.*{problem}"):
+        parse_round({"round": recorded_round(1) | {field: value}})
+
+
+@pytest.mark.parametrize(
+    ("odd", "problem"),
+    [
+        ({"vote_end_time": -1}, "answer.rounds[1].vote_end_time: -1 is out of range"),
+        ({"proposals": [{"id": "one"}]}, "answer.rounds[1].proposals[0].id: a whole number was expected"),
+        ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "it is listed twice"),
+    ],
+)
+def test_one_odd_round_spoils_no_other(odd: dict[str, object], problem: str) -> None:
+    other = {"vote_round_id": b64encode(b"\x07" * 32).decode()}
+    listed = parse_rounds({"rounds": [recorded_round(1), recorded_round(1) | other | odd]})
+    twice = "vote_round_id" in odd
+    assert [found.round_id for found in listed.rounds] == ([] if twice else [ROUND_ID])
+    assert list(listed.odd) == [ROUND_ID if twice else b"\x07" * 32]
+    assert problem in next(iter(listed.odd.values()))
+
+
+@pytest.mark.parametrize("status", [0, 5, 200])
+def test_parse_rounds_unknown_status_is_listed_apart(status: int) -> None:
+    other = recorded_round(1) | {"vote_round_id": b64encode(b"\x07" * 32).decode(), "status": status}
+    listed = parse_rounds({"rounds": [recorded_round(1), other]})
+    assert [found.round_id for found in listed.rounds] == [ROUND_ID]
+    assert listed.odd == {}
+    assert listed.unknown == {b"\x07" * 32: UnknownStatus(status, other["vote_end_time"], other["created_at_height"])}
+
+
+def test_a_round_without_an_id_spoils_the_list() -> None:
+    with pytest.raises(ChainAnswerError, match=r"rounds\[0\].vote_round_id: 32 bytes were expected"):
+        parse_rounds({"rounds": [recorded_round(1) | {"vote_round_id": "eobB"}]})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"root": "AAAA", "next_index_at_root": 1, "height": 5},
+        {"root": recorded("tree, latest")["response"]["tree"]["root"], "height": 5},
+        recorded("tree, latest")["response"]["tree"] | {"next_index_at_root": 2**24 + 1},
+    ],
+)
+def test_bad_trees(tree: dict[str, Any]) -> None:
+    with pytest.raises(ChainAnswerError, match=r"answer\.tree\."):
+        parse_tree({"tree": tree})
+
+
+def test_bad_leaves_heads_and_transactions() -> None:
+    with pytest.raises(ChainAnswerError, match=r"blocks\[0\].leaves\[0\]: 32 bytes were expected, not 3"):
+        parse_leaves({"blocks": [{"height": 5, "leaves": ["AAAA"]}]})
+    header = {"chain_id": "svote-1", "height": "5", "time": "2026-11-21T13:33:23Z"}
+    assert parse_head({"block": {"header": header}}).height == 5
+    bad_headers: list[dict[str, object]] = [
+        {"chain_id": ""},
+        {"chain_id": "a\nb"},
+        {"height": "five"},
+        {"height": "0"},
+        {"time": "noon"},
+        {"time": "2026-11-21T13:33:23"},
+    ]
+    for bad in bad_headers:
+        with pytest.raises(ChainAnswerError):
+            parse_head({"block": {"header": header | bad}})
+    with pytest.raises(ChainAnswerError, match="syncing: missing"):
+        parse_syncing({})
+    with pytest.raises(ChainAnswerError, match="height: missing"):
+        parse_tx({"code": 0})
+
+
+async def test_leaves_follow_the_cursor_and_the_windows() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        first, last = int(request.url.params["from_height"]), int(request.url.params["to_height"])
+        asked.append((first, last))
+        assert last - first <= 1000
+        leaf = recorded("leaves")["response"]["blocks"][0]["leaves"]
+        block = {"height": first, "start_index": len(asked) - 1, "leaves": leaf}
+        more = {"next_from_height": first + 400} if first + 400 <= last else {}
+        return answer(200, {"blocks": [block], **more})
+
+    blocks = await ChainClient("http://node", transport=httpx.MockTransport(handle)).leaves(ROUND_ID, 1, 1500)
+    assert asked == [(1, 1001), (401, 1401), (801, 1500), (1201, 1500)]
+    assert [block.start_index for block in blocks] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ({"next_from_height": 10}, "does not go forward"),
+        ({"blocks": [{"height": 9}]}, "outside the range"),
+        ({"blocks": [{"height": 100}]}, "outside the range"),
+    ],
+)
+async def test_leaves_that_would_never_end_or_are_not_asked_for(page: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ChainAnswerError, match=problem):
+        await node(200, json.dumps(page).encode()).leaves(ROUND_ID, 10, 99)
+
+
+async def test_a_round_of_another_id_is_refused() -> None:
+    with pytest.raises(ChainAnswerError, match="another round"):
+        await node(200, json.dumps({"round": recorded_round(1)}).encode()).round(b"\x22" * 32)
+
+
+async def test_bad_block_results() -> None:
+    def rpc(value: object, status: int = 200) -> RpcClient:
+        return RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(status, value)))
+
+    event = {
+        "type": "reveal_share",
+        "attributes": [{"key": "vote_round_id", "value": ROUND_ID.hex()}, {"key": "share_nullifier", "value": "XY"}],
+    }
+    with pytest.raises(ChainAnswerError, match="64 lower-case hex digits"):
+        await rpc({"result": {"height": "5", "txs_results": [{"code": 0, "events": [event]}]}}).block_results(5)
+    failed = await rpc({"result": {"height": "5", "txs_results": [{"code": 1, "events": [event]}]}}).block_results(5)
+    assert failed is not None
+    assert failed.reveals == [], "a failed transaction's events do not count"
+    with pytest.raises(ChainAnswerError, match="height 5 is not available"):
+        await rpc({"error": {"code": -32603, "data": "height 5 is not available"}}, 500).block_results(5)
+    executing = await rpc({"error": {"data": "could not find results for height #5"}}, 500).block_results(5)
+    assert executing is None
+
+
+UNSAFE = "bad\x00 \x1b[31m\x9b gas\nmore\u202e"
+
+
+async def test_node_text_with_control_characters_is_cleaned_in_results_and_errors() -> None:
+    message = RevealMessage(
+        nullifier=b"n" * 32,
+        enc_share=b"e" * 64,
+        proposal_id=1,
+        vote_decision=0,
+        proof=b"p",
+        round_id=ROUND_ID,
+        anchor_height=1,
+    )
+    refused = node(422, json.dumps({"code": 9, "log": UNSAFE, "tx_hash": UNSAFE}).encode())
+    outcome = await refused.broadcast(message)
+    assert outcome.log == "bad [31m gas more"
+    assert outcome.tx_hash.isprintable()
+    assert parse_tx({"code": 1, "height": 2, "log": UNSAFE}).log.isprintable()
+    with pytest.raises(ChainAnswerError) as caught:
+        await node(500, json.dumps({"error": UNSAFE}).encode()).rounds()
+    assert str(caught.value).isprintable()
+    node_info = {"default_node_info": {"network": UNSAFE}, "application_version": {"version": UNSAFE}}
+    info = await node(200, json.dumps(node_info).encode()).node_info()
+    assert info.chain_id.isprintable()
+    assert info.version.isprintable()

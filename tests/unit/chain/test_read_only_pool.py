@@ -1,0 +1,52 @@
+"""Visitors' questions to the nodes: answered by whoever can, and of no consequence for who may be asked to reveal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from helper.chain.read_only_pool import ReadOnlyNodePool
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import Network, Node
+
+ADDRESS = "svvaloper1tp7fhly84qm6q4hhzmp0nh5frtdugmysz4l4zy"
+
+
+BROKEN = {
+    "no answer": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainAnswerError),
+    "away": ({"faults": {"validators": lambda _: httpx.Response(503)}}, ChainUnavailable),
+    "silent": ({"hangs": True}, ChainUnavailable),
+}
+
+
+@pytest.mark.parametrize(("broken", "raised"), BROKEN.values(), ids=BROKEN)
+async def test_what_no_node_answers_sets_none_aside(broken: dict[str, Any], raised: type[ChainError]) -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock))
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    onlooker = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
+    for node in network.nodes.values():
+        for name, value in broken.items():
+            setattr(node, name, value)
+    with capture_logs() as logs, pytest.raises(raised, match=r"a:1317: .*b:1317: "):
+        await onlooker.call(lambda client: client.validator(ADDRESS))
+    assert [endpoint.name for endpoint in endpoints.fresh] == ["a:1317", "b:1317"]
+    assert logs == []
+    await onlooker.aclose()
+
+
+async def test_another_node_is_asked_where_one_does_not_answer() -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=Node(clock))
+    endpoints = network.endpoints(clock)
+    onlooker = ReadOnlyNodePool(endpoints, transport=network)
+    with pytest.raises(ChainUnavailable, match="none is in step"):
+        await onlooker.call(lambda client: client.listing())
+    await endpoints.check()
+    assert len(await onlooker.call(lambda client: client.listing())) == 1
+    await onlooker.aclose()

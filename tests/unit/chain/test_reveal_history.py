@@ -1,0 +1,91 @@
+"""All counted reveals of a block, asked for in one way, and of no consequence for who may be asked to reveal."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import httpx
+import pytest
+
+from helper.chain.rest_client import HeightGoneError
+from helper.chain.reveal_history import RevealHistory
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from tests.conftest import recorded_lines
+from tests.recorded.test_models import message
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import CHAIN, Network, Node
+
+ROWS = recorded_lines("reveals.jsonl")[:3]
+TXS = [message(row["request"]).to_tx() for row in ROWS]
+
+
+async def reader(clock: FakeClock, **nodes: Node) -> tuple[RevealHistory, Network]:
+    network = Network(**nodes)
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    return RevealHistory(endpoints, transport=network), network
+
+
+async def test_the_reveals_that_counted_come_in_the_blocks_order() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    node.include(450, TXS[0], ROWS[0]["tx"])
+    node.include(450, TXS[1], ROWS[1]["tx"] | {"code": 5})
+    node.txs[450].append(b"\x09something else")
+    node.include(450, TXS[2], ROWS[2]["tx"])
+    blocks, _ = await reader(clock, a=node)
+    counted = await blocks.reveals(450)
+    assert [(one.height, one.raw) for one in counted] == [(450, TXS[0]), (450, TXS[2])]
+    assert [one.message for one in counted] == [message(ROWS[0]["request"]), message(ROWS[2]["request"])]
+    assert await blocks.reveals(451) == []
+    assert (blocks.chain_id, blocks.head, blocks.whole) == (CHAIN, 463, True)
+    asked = {path.rsplit("/", 1)[-1] for path in node.asked if "/tx/" in path}
+    assert asked == {sha256(tx).hexdigest().upper() for tx in TXS}
+    await blocks.aclose()
+
+
+async def test_what_is_not_known_yet_is_not_taken_for_nothing() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    node.txs[450] = [TXS[0]]
+    blocks, _ = await reader(clock, a=node)
+    with pytest.raises(ChainUnavailable, match="not known yet"):
+        await blocks.reveals(450)
+    with pytest.raises(ChainUnavailable, match="not there yet"):
+        await blocks.reveals(464)
+    assert blocks.whole
+    await blocks.aclose()
+
+
+async def test_the_same_bytes_in_two_blocks_are_in_the_one_in_which_they_counted() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    node.include(448, TXS[0], ROWS[0]["tx"] | {"code": 5})
+    node.include(450, TXS[0], ROWS[0]["tx"])
+    blocks, _ = await reader(clock, a=node)
+    found = {height: [one.raw for one in await blocks.reveals(height)] for height in (448, 450)}
+    assert found == {448: [], 450: [TXS[0]]}
+    # and where the index has another place, at which they did not, nothing is concluded from that
+    node.include(449, TXS[1], ROWS[1]["tx"] | {"code": 5})
+    for height, error in ((447, ChainAnswerError), (451, ChainUnavailable)):
+        node.txs[height] = [TXS[1]]
+        with pytest.raises(error):
+            await blocks.reveals(height)
+    assert blocks.whole
+    await blocks.aclose()
+
+
+async def test_a_block_is_gone_when_everyone_who_was_asked_says_so() -> None:
+    clock = FakeClock()
+    nodes = {"a": Node(clock, lowest=400), "b": Node(clock, lowest=300)}
+    blocks, _ = await reader(clock, **nodes)
+    with pytest.raises(HeightGoneError) as caught:
+        await blocks.reveals(5)
+    assert caught.value.lowest == 300
+    nodes["b"].faults["/blocks/"] = lambda _: httpx.Response(503)
+    with pytest.raises(ChainError) as other:
+        await blocks.reveals(5)
+    assert not isinstance(other.value, HeightGoneError)
+    assert await blocks.reveals(400) == []
+    assert blocks.whole
+    await blocks.aclose()

@@ -1,0 +1,66 @@
+"""A tree as a chain tells it, and a keeper that follows it over nodes of a test."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.round_registry import RoundRegistry
+from proofs import CommitmentTree
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import MemoryStore, Network, Node
+
+
+def leaf(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+class Chain:
+    """A tree as a chain would tell it, block by block."""
+
+    def __init__(self) -> None:
+        self.tree = CommitmentTree()
+        self.blocks: list[dict[str, Any]] = []
+
+    def append(self, height: int, *numbers: int) -> None:
+        block: dict[str, Any] = {"height": height, "leaves": [b64encode(leaf(n)).decode() for n in numbers]}
+        if len(self.tree):
+            block["start_index"] = len(self.tree)
+        self.blocks.append(block)
+        self.tree.append(b"".join(map(leaf, numbers)))
+
+    def show(self, *nodes: Node) -> None:
+        size, height = len(self.tree), self.blocks[-1]["height"]
+        root = b64encode(self.tree.root()).decode()
+        for node in nodes:
+            node.leaf_blocks = list(self.blocks)
+            node.tree = {"next_index": size, "root": root, "height": height, "next_index_at_root": size}
+            node.height = max(node.height, height)
+
+
+class Setting:
+    """A keeper over one node or more."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.clock = FakeClock()
+        self.nodes = [Node(self.clock, height=100) for _ in hosts or ("a",)]
+        self.network = Network(**dict(zip(hosts or ("a",), self.nodes, strict=True)))
+        self.endpoints = self.network.endpoints(self.clock)
+        self.store = MemoryStore()
+        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
+
+    async def start(self) -> None:
+        await self.endpoints.check()
+        await self.rounds.sync()
+        await self.trees.restore()
+
+    async def again(self) -> CommitmentTreeSync:
+        """A keeper after a restart."""
+        self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
+        await self.trees.restore()
+        return self.trees
+
+    def rested(self) -> list[str]:
+        return [name for name, reason in self.endpoints.reasons().items() if reason is not None]

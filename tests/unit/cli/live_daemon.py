@@ -1,0 +1,84 @@
+"""A daemon's operators' application over a real store, on a control socket, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from helper.server.action_views import RoundState
+from helper.server.http_server import create_server, unix_listener
+from helper.server.routes.operator import create_operator_app, rounds_route
+from helper.server.routes.operator_actions import operator_action_routes
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.operations.action_fixtures import NOW, Desk
+
+T = TypeVar("T")
+
+SERVICE = {
+    "ready": True,
+    "intake_paused": None,
+    "paused": None,
+    "circuit": "k11",
+    "chain_id": "chain-1",
+    "endpoints": [{"name": "node:80", "reason": None}],
+    "provers": {"workers": 1},
+    "counts": {},
+}
+
+
+class Live:
+    """It while it runs."""
+
+    def __init__(self, desk: Desk, loop: asyncio.AbstractEventLoop) -> None:
+        self.desk = desk
+        self._loop = loop
+
+    def run(self, work: Callable[[Desk], Awaitable[T]]) -> T:
+        """Have something done in its loop."""
+
+        async def done() -> T:
+            return await work(self.desk)
+
+        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(60)
+
+
+@contextmanager
+def live_daemon(database: Path) -> Iterator[Live]:
+    """One on a database, that listens beside it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    live = Live(Desk(database), loop)
+    stop = asyncio.Event()
+    ready = threading.Event()
+
+    async def serve(desk: Desk) -> None:
+        await desk.open()
+        states = [RoundState(ROUND_ID, 1, END, 50, 7, closed=False)]
+        rounds = rounds_route(desk.store, lambda: states, lambda: NOW)
+        app = create_operator_app(desk.store, lambda: SERVICE, more=[rounds, *operator_action_routes(desk.operations)])
+        try:
+            with unix_listener(database.parent / "helper.sock") as listener:
+                server = create_server(app)
+                task = asyncio.create_task(server.serve(sockets=[listener]))
+                ready.set()
+                await stop.wait()
+                server.should_exit = True
+                await task
+        finally:
+            await desk.store.close()
+
+    serving = asyncio.run_coroutine_threadsafe(serve(live.desk), loop)
+    try:
+        assert ready.wait(60)
+        yield live
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        serving.result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,100 @@
+"""What `--round` and `--due-before` may look like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helper.cli.arguments import parse_due_before, wanted
+from helper.cli.queue_output import print_stats
+from helper.cli.target import Target
+from helper.errors import NothingThere
+
+NOW = 1_795_268_000.7
+ROUNDS = ("3fa2c9d1" + "0" * 56, "3fa2c9d1" + "1" * 56, "77ffee00" * 8)
+TARGET = Target(Path("helper.sock"), Path("queue.db"))
+
+
+@pytest.fixture(autouse=True)
+def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(_target: Target, path: str) -> dict[str, Any]:
+        assert path == "/rounds"
+        return {"rounds": [{"round": one} for one in ROUNDS]}
+
+    monkeypatch.setattr(Target, "ask", ask)
+
+
+def round_of(text: str) -> str:
+    return wanted(TARGET, text, "", "", "", now=NOW)["round"]
+
+
+def test_a_round_is_named_by_its_beginning() -> None:
+    assert round_of("77FFEE") == round_of(ROUNDS[2].upper()) == ROUNDS[2]
+    assert round_of(ROUNDS[1][:9]) == ROUNDS[1]
+    assert round_of("") == ""
+    assert round_of("ab" * 32) == "ab" * 32, "a whole name is looked at by who answers"
+
+
+@pytest.mark.parametrize("text", ["77ffe", "77ffeg", "../../..", ROUNDS[0][:8]])
+def test_what_names_no_round_or_more_than_one_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"64 hex characters|2 rounds begin"):
+        round_of(text)
+
+
+def test_a_round_that_is_not_known_is_not_there() -> None:
+    with pytest.raises(NothingThere, match="begins with abcdef"):
+        round_of("abcdef")
+
+
+@pytest.mark.parametrize(
+    ("text", "second"),
+    [
+        ("", ""),
+        ("1795268123", "1795268123"),
+        ("+90s", "1795268090"),
+        ("+5min", "1795268300"),
+        ("+5m", "1795268300"),
+        ("+2h", "1795275200"),
+        ("+1d", "1795354400"),
+        ("2026-11-21 13:33:20", "1795268000"),
+        ("2026-11-21T14:33:20+01:00", "1795268000"),
+        ("2026-11-21 13:33:20.001", "1795268001"),
+    ],
+)
+def test_a_time_is_what_tables_show_or_from_now(text: str, second: str) -> None:
+    assert parse_due_before(text, NOW) == second
+
+
+@pytest.mark.parametrize("text", ["soon", "5min", "+5", "+5 weeks", "-1"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="due_before must be a time"):
+        parse_due_before(text, NOW)
+
+
+def test_the_daemons_figures_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    service = {
+        "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node is in step"}],
+        "endpoints": [{"name": "a:80", "reason": None, "height": 7, "block_age": 1.024}],
+        "provers": {"pids": [5, 6], "deaths": {}},
+        "clock_skew": 0.46818,
+        "proof": {"count": 16, "p50_ms": 1141.1, "p99_ms": 1714.1, "min_ms": 784.6, "max_ms": 1714.2},
+        "queue_age": {"count": 0, "p50_ms": None, "p99_ms": None, "min_ms": None, "max_ms": None},
+        "recent_failures": [{"stage": "proof", "reason": "timed out"}],
+    }
+    total = dict.fromkeys(("received", "witnessed", "broadcast", "submitted", "failed", "total"), 0)
+    nothing: dict[str, Any] = {"rounds": {}, "failed": [], "failed_before": [], "damaged": []}
+    print_stats({"total": total, **nothing, "service": service})
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "checks.store\tok",
+        "checks.chain\tno node is in step",
+        "endpoints.a:80\tok, height 7, block age 1.0",
+        "provers.pids\t5, 6",
+        "provers.deaths\t-",
+        "clock_skew\t0.468",
+        "proof\t16: half within 1141 ms, 99 % within 1714 ms, none beyond 1714 ms",
+        "queue_age\tnone yet",
+        "recent_failures.0.stage\tproof",
+        "recent_failures.0.reason\ttimed out",
+    ]

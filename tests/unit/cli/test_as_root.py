@@ -1,0 +1,215 @@
+"""What root does in a directory of another user: with that user's rights, and never through that user's links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from helper.runtime.privileges import acting_as_owner
+from helper.server.http_server import unix_listener
+from helper.store import SqliteStore
+from tests.unit.cli.test_main import run
+from tests.unit.store.fixtures import ROUND, put
+
+SERVICE = 65534
+"""A user without rights: nobody."""
+PASSPHRASE = "correct horse battery"
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+@pytest.fixture(autouse=True)
+def _no_lasting_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
+    for module in ("db", "db_migrate", "db_copy", "queue_actions", "queue_transfer"):
+        monkeypatch.setattr(f"helper.cli.{module}.harden_process", list)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The service user's directory, which others can reach, unlike pytest's own."""
+    made = Path(tempfile.mkdtemp(prefix="service-"))
+    os.chown(made, SERVICE, SERVICE)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def database(folder: Path) -> Path:
+    """The service's database with two shares, closed."""
+    path = folder / "queue.db"
+
+    async def fill() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await put(store, 1, 2)
+        await store.close()
+
+    anyio.run(fill)
+    for file in folder.iterdir():
+        os.chown(file, SERVICE, SERVICE)
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A file of root's, of which a link is planted."""
+    file = tmp_path / "shadow"
+    file.write_text("secret of root\n")
+    file.chmod(0o600)
+    return file
+
+
+def untouched(target: Path) -> bool:
+    about = target.stat()
+    state = (target.read_text(), about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode))
+    return state == ("secret of root\n", 0, 0, 0o600)
+
+
+def owners(folder: Path) -> dict[str, int]:
+    return {file.name: file.lstat().st_uid for file in folder.iterdir()}
+
+
+def plant(link: Path, target: Path) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    os.chown(link, SERVICE, SERVICE, follow_symlinks=False)
+
+
+def backup_of(database: Path, folder: Path) -> Path:
+    output = folder / "backup.age"
+    assert run("db", "backup", "--db", str(database), "--output", str(output)) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "queue retry --yes --db DB",
+        f"queue purge --yes --round {ROUND.hex()} --db DB",
+        "queue export --move --yes --output OUT --db DB",
+        "db migrate --no-backup --yes --db DB",
+        "db restore BACKUP --force --db DB",
+        "db copy --yes --from DB --to OUT",
+        "db copy --yes --from OTHER --to DB",
+        "db copy --undo --yes --from DB",
+        "db copy --erase --yes --from DB",
+    ],
+)
+@pytest.mark.parametrize("suffix", [".lock", ""], ids=["lock", "database"])
+def test_root_command_with_planted_link_leaves_its_target_alone(
+    command: str, suffix: str, database: Path, tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.db"
+    shutil.copy(database, other)
+    places = {"DB": database, "BACKUP": backup_of(database, tmp_path), "OTHER": other, "OUT": tmp_path / "out"}
+    plant(Path(f"{database}{suffix}"), target)
+    before = set(tmp_path.iterdir())
+
+    code = run(*(str(places.get(word, word)) for word in command.split()))
+
+    assert code != 0, "a link is refused"
+    assert untouched(target), capsys.readouterr().err
+    assert not {file.name for file in set(tmp_path.iterdir()) - before} & {"shadow.lock", "shadow-wal"}
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+
+
+def test_root_command_leaves_all_files_to_the_service(database: Path, folder: Path, tmp_path: Path) -> None:
+    (folder / "queue.db.lock").unlink()
+    assert run("queue", "retry", "--yes", "--db", str(database)) == 0
+    assert run("queue", "stats", "--db", str(database)) == 0
+    assert run("db", "migrate", "--no-backup", "--yes", "--db", str(database)) == 0
+    backup = backup_of(database, folder)
+    assert run("db", "restore", str(backup), "--force", "--db", str(database)) == 0
+    assert run("db", "check", "--db", str(database)) == 0
+    assert run("db", "copy", "--yes", "--from", str(database), "--to", str(folder / "copy.db")) == 0
+    assert run("queue", "export", "--output", str(folder / "shares"), "--db", str(folder / "copy.db")) == 0
+    assert set(owners(folder).values()) == {SERVICE}, owners(folder)
+    assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(owners(folder))
+    output = backup_of(database, tmp_path)
+    assert output.stat().st_uid == 0, "what root names elsewhere is root's"
+
+
+def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("queue", "export", "--output", str(database.parent / "shares"), "--db", str(database)) == 0
+    capsys.readouterr()
+    assert run("queue", "audit", "--json", "--db", str(database)) == 0
+    assert '"uid":0,"who":"root"' in capsys.readouterr().out
+
+
+def test_root_files_are_created_with_the_rights_of_the_owner(
+    database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that is changed between two steps then leads to nothing that the owner could not do."""
+    seen = set()
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        seen.add(os.geteuid())
+        fsync(fd)
+
+    monkeypatch.setattr("os.fsync", record)
+    backup = backup_of(database, folder)
+    assert run("db", "restore", str(backup), "--force", "--db", str(database)) == 0
+    assert seen == {SERVICE}
+
+
+@pytest.mark.parametrize("command", ["config init --force --output OUT", "db backup --output OUT --db DB"])
+def test_root_output_through_planted_link_is_refused(
+    command: str, database: Path, folder: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = folder / "output"
+    plant(output, target)
+    words = {"OUT": str(output), "DB": str(database)}
+    assert run(*(words.get(word, word) for word in command.split())) != 0
+    assert "goes through a link of user 65534" in capsys.readouterr().err
+    assert untouched(target)
+
+
+def test_acting_as_owner_of_own_directory_stays_root(tmp_path: Path) -> None:
+    with acting_as_owner(tmp_path / "file"):
+        assert os.geteuid() == 0
+    with acting_as_owner(tmp_path / "none" / "file"):
+        assert os.geteuid() == 0
+
+
+def test_acting_as_owner_follows_links_of_root(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    groups = os.getgroups()
+    with acting_as_owner(link / "file"):
+        assert (os.getuid(), os.geteuid()) == (0, SERVICE)
+        with acting_as_owner(tmp_path / "file"):
+            assert os.geteuid() == SERVICE, "root's rights do not return within"
+        with pytest.raises(PermissionError):
+            (tmp_path / "file").touch()
+    assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, groups)
+
+
+def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("../" + tmp_path.name + "/a")
+    with pytest.raises(OSError, match="symbolic links"), acting_as_owner(tmp_path / "a"):
+        pass
+
+
+def test_control_socket_is_never_changed_by_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chmod(path: Path, mode: int) -> None:
+        pytest.fail(f"{path} may be a link by now ({mode:o})")
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    before = os.umask(0)
+    try:
+        with unix_listener(folder / "helper.sock"):
+            assert stat.S_IMODE((folder / "helper.sock").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)

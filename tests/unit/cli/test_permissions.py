@@ -1,0 +1,47 @@
+"""A user who may not read the helper's files is told so, with the exit code for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.test_main import run
+
+ALL = os.access
+
+
+def denied(path: object, mode: int) -> bool:
+    """As for a user to whom the helper's files are shut."""
+    return not str(path).endswith((".toml", ".db")) and ALL(str(path), mode)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "queue stats --config helper.toml",
+        "queue retry --yes --config helper.toml",
+        "rounds --config helper.toml",
+        "config validate helper.toml",
+        "config show --config helper.toml",
+        "db check --config helper.toml",
+        "queue stats --db queue.db",
+        "queue list --round abcdef --db queue.db",
+        "queue retry --yes --db queue.db",
+        "queue purge --yes --round abcdef --db queue.db",
+    ],
+)
+def test_it_ends_with_four(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    monkeypatch.setattr("helper.cli.queue_actions.harden_process", list)
+    monkeypatch.setattr("helper.cli.db.harden_process", list)
+    monkeypatch.setattr("os.access", denied)
+    for name in ("helper.toml", "queue.db"):
+        if name in command:
+            Path(name).touch()
+    assert run(*command.split()) == 4
+    assert "by this user" in capsys.readouterr().err

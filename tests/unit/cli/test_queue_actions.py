@@ -1,0 +1,412 @@
+"""`queue retry`, `purge`, `audit`, `export` and `import`, on a running daemon and on the file alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyrage
+import pytest
+from structlog.testing import capture_logs
+
+from helper.cli import queue_actions, queue_transfer
+from helper.core.share import ShareState
+from helper.observability import log_config
+from helper.store import backup
+from helper.store.rows import QueueFilter
+from tests.support.schemas import conforms
+from tests.unit.cli.live_daemon import Live, live_daemon
+from tests.unit.cli.test_main import run
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.operations.action_fixtures import NOW, Desk, nullifier_of, recorded
+
+PASSPHRASE = "correct horse battery"
+DATABASE = Path("svote-helper.db")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
+    # for good, in the process that runs the tests
+    for module in (queue_actions, queue_transfer):
+        monkeypatch.setattr(module, "harden_process", list)
+    monkeypatch.setattr(log_config, "configure", lambda *_: None)
+    monkeypatch.setattr(os, "nice", lambda by: by)
+    with capture_logs():
+        yield
+
+
+@pytest.fixture
+def sealed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A passphrase costs a second each time, on purpose; where it is not about that, it costs nothing."""
+    mark = b"age-encryption.org/v1\n-> scrypt AAAA 18\n"
+    monkeypatch.setattr(pyrage.passphrase, "encrypt", lambda image, passphrase: mark + image)
+    monkeypatch.setattr(pyrage.passphrase, "decrypt", lambda sealed, passphrase: sealed.removeprefix(mark))
+
+
+async def fill(desk: Desk, *, fail: int = 2) -> None:
+    """Four real shares, some of which failed."""
+    for index in range(4):
+        share = recorded(index, submit_at=0 if index < fail else END - 10)
+        await desk.store.enqueue(share, nullifier_of(share), now=NOW)
+    for queued in await desk.store.claim_due(now=NOW, limit=fail, rounds=[ROUND_ID]):
+        await desk.store.fail(queued.id, stage="proof", note="no", spend_attempt=True)
+
+
+@pytest.fixture(params=["daemon", "file"])
+def source(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Four shares of which two failed, in a running daemon or in a file."""
+
+    async def make() -> None:
+        desk = Desk(DATABASE)
+        await desk.open()
+        await fill(desk)
+        await desk.store.close()
+
+    anyio.run(make)
+    if request.param == "file":
+        yield "file"
+        return
+    with live_daemon(DATABASE.absolute()):
+        yield "daemon"
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    with live_daemon(DATABASE.absolute()) as daemon:
+        daemon.run(fill)
+        yield daemon
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def states(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, int]:
+    capsys.readouterr()
+    assert run("queue", "stats", "--json", *where) == 0
+    total = told(capsys)["total"]
+    return {state: number for state, number in total.items() if number and state != "total"}
+
+
+def refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
+    """The names of all shares of a queue."""
+    capsys.readouterr()
+    assert run("queue", "list", "--json", *where) == 0
+    return {share["ref"] for share in told(capsys)["shares"]}
+
+
+# ---------------------------------------------------------------------- retries
+
+
+def test_failed_shares_are_retried_and_that_is_on_record(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("queue", "retry", "--dry-run", "--json") == 0
+    rehearsed = told(capsys)
+    assert run("queue", "retry", "--yes", "--json") == 0
+    expected = {"source": source, "retried": 2, "closed": 0, "not_failed": 0}
+    assert rehearsed == {**expected, "dry_run": True}
+    assert told(capsys) == {**expected, "dry_run": False}
+    assert states(capsys) == {"received": 4}
+
+    assert run("queue", "audit", "--json") == 0
+    (act,) = told(capsys)["actions"]
+    assert (act["uid"], act["way"], act["what"]) == (os.getuid(), {"daemon": "socket"}.get(source, "file"), "retry")
+    assert run("queue", "audit") == 0
+    assert "\tretry\t\tretried 2" in capsys.readouterr().out
+
+
+def test_shares_can_be_named_or_narrowed(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("queue", "list", "--state", "failed", "--json") == 0
+    listed = told(capsys)
+    assert [(kind["stage"], kind["count"]) for kind in listed["failed"]] == [("proof", 2)]
+    assert run("queue", "retry", "--stage", "tree", "--yes") == 0
+    assert "0 failed shares are tried again" in capsys.readouterr().out
+    assert run("queue", "retry", listed["shares"][0]["ref"][:6], "--round", ROUND_ID.hex(), "--yes") == 0
+    assert states(capsys) == {"received": 3, "failed": 1}
+
+
+def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+    live.desk.judge.closed.add(ROUND_ID)
+    assert run("queue", "retry", "--yes") == 1
+    assert "the chain has closed their round" in capsys.readouterr().err
+    assert run("queue", "retry", "--dry-run", "--json") == 1
+    assert told(capsys)["closed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("retry",), 2, "--yes"),
+        (("purge", "--round", "00" * 32), 2, "--yes"),
+        (("import", "x.age"), 2, "--yes"),
+        (("export", "--output", "x.age", "--move"), 2, "--yes"),
+        (("retry", "--state", "received", "--yes"), 1, "only failed"),
+        (("retry", "--state", "gone", "--yes"), 2, "state must be"),
+        (("retry", "--due-before", "soon", "--yes"), 2, "due_before"),
+        (("retry", "ffffff", "--yes"), 5, "has the name"),
+        (("purge", "--round", "00" * 32, "--yes"), 5, "nothing is kept"),
+        (("purge", "--round", "xyz", "--yes"), 2, "64 hex"),
+        (("purge", "--round", ROUND_ID.hex(), "--yes"), 1, "chain's own word"),
+        (("purge", "--round", ROUND_ID.hex(), "--dry-run"), 1, "chain's own word"),
+        (("audit", "--limit", "0"), 2, "limit"),
+        (("export", "--output", "x.age", "--stage", "tree"), 5, "no such share"),
+        (("export", "x?", "--output", "x.age"), 2, "share's name"),
+        (("import", "none.age", "--yes"), 5, "none.age"),
+        (("import", str(DATABASE), "--yes"), 1, "no backup or export"),
+    ],
+)
+def test_what_is_not_done_says_why_and_changes_nothing(
+    source: str, arguments: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("queue", *arguments) == code
+    answer = capsys.readouterr()
+    assert words in " ".join(answer.err.split())
+    assert answer.out == ""
+    assert states(capsys) == {"received": 2, "failed": 2}
+    assert run("queue", "audit", "--json") == 0
+    assert told(capsys)["actions"] == []
+
+
+def test_on_a_terminal_it_is_asked(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    asked: list[str] = []
+    for answer, code in ((False, 1), (True, 0)):
+
+        def confirm(text: str, answer: bool = answer, **_: Any) -> bool:
+            asked.append(text)
+            return answer
+
+        monkeypatch.setattr("typer.confirm", confirm)
+        assert run("queue", "retry") == code
+    assert asked == ["Try 2 failed shares again?"] * 2
+    assert "nothing was changed" in capsys.readouterr().err
+    assert run("queue", "retry") == 0
+    assert len(asked) == 2, "nothing failed, nothing is asked"
+
+
+def test_without_daemon_and_database_there_is_nothing_to_act_on(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("retry", "--yes"), ("export", "--output", "x.age"), ("audit",)):
+        assert run("queue", *arguments) == 5
+        assert "there is no database" in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_file_that_a_daemon_has_is_not_written(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+    """A daemon whose socket this command does not know: the lock keeps it out."""
+    Path("helper.toml").write_text('[operator]\nsocket = "elsewhere.sock"\n')
+    assert run("queue", "retry", "--yes") == 1
+    assert "another daemon has this database open" in capsys.readouterr().err
+    assert live.run(lambda desk: desk.store.counts())[ROUND_ID][ShareState.FAILED] == 2
+
+
+# ---------------------------------------------------------------------- purges
+
+
+def test_a_closed_round_is_purged(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+    async def close(desk: Desk) -> None:
+        desk.judge.closed.add(ROUND_ID)
+        await desk.store.close_unspent(ROUND_ID, note="closed")
+        await desk.store.mark_alerted(ROUND_ID, NOW)
+
+    live.run(close)
+    assert run("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0
+    assert capsys.readouterr().out == "4 failed would be erased with their round\n"
+    assert run("queue", "purge", "--round", ROUND_ID.hex().upper(), "--yes", "--json") == 0
+    assert told(capsys)["failed"] == 4
+    assert states(capsys) == {}
+    assert run("queue", "stats") == 0
+    assert "2026-11-21\t2\tproof\tno" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- there and back
+
+
+@pytest.fixture
+def there() -> str:
+    """Another machine's database, that knows the round."""
+
+    async def make() -> None:
+        desk = Desk(Path("there.db"))
+        await desk.open()
+        await desk.store.close()
+
+    anyio.run(make)
+    return "there.db"
+
+
+@pytest.mark.usefixtures("sealed_at_once")
+def test_a_copy_goes_there_and_both_keep_it(source: str, there: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("queue", "export", "--output", "x.age", "--json") == 0
+    answer = told(capsys)
+    assert (answer["shares"], answer["copied"], answer["source"]) == (4, 4, source)
+    assert answer["bytes"] == Path("x.age").stat().st_size
+    assert stat.S_IMODE(Path("x.age").stat().st_mode) == 0o600
+    assert run("queue", "export", "--output", "x.age") == 1
+    assert "this name already" in capsys.readouterr().err
+
+    for number, code in ((4, 0), (0, 3)):
+        # with a socket of its own, where nobody listens
+        where = ("--db", f"{Path().absolute()}/{there}", *elsewhere())
+        assert run("queue", "import", "x.age", "--yes", "--json", *where) == code
+        answer = told(capsys)
+        conforms("queue-import", answer)
+        assert (answer["source"], answer["taken"], answer["revived"], answer["known"]) == (
+            "file",
+            number,
+            0,
+            4 - number,
+        )
+    assert (answer["queued"], answer["failed"]) == (2, 2)
+    assert sorted(one["reason"] for one in answer["left"]) == ["failed", "failed", "queued", "queued"]
+    assert {one["number"] for one in answer["left"]} == {1, 2, 3, 4}
+    assert {one["round"] for one in answer["left"]} == {ROUND_ID.hex()}
+    assert {one["ref"] for one in answer["left"]} == refs(capsys, "--db", there, *elsewhere())
+    assert states(capsys) == states(capsys, "--db", there, *elsewhere()) == {"received": 2, "failed": 2}
+
+
+def elsewhere() -> tuple[str, str]:
+    """Settings of a helper whose control socket is another."""
+    Path("there.toml").write_text('[operator]\nsocket = "there.sock"\n')
+    return "--config", "there.toml"
+
+
+@pytest.mark.usefixtures("sealed_at_once")
+def test_what_is_moved_is_left_alone_here_and_can_be_taken_back(
+    source: str, there: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 0
+    assert "4 are left alone here" in capsys.readouterr().out
+    assert states(capsys) == {"failed": 4}
+    assert run("queue", "export", "--output", "y.age") == 5, "nothing is left to export"
+    assert run("queue", "import", "x.age", "--db", there, "--yes", *elsewhere()) == 0
+    assert states(capsys, "--db", there, *elsewhere()) == {"received": 2, "failed": 2}
+
+    assert run("queue", "retry", "--stage", "moved", "--yes") == 0
+    assert states(capsys) == {"received": 4}
+
+
+@pytest.mark.usefixtures("sealed_at_once")
+def test_import_moved_shares_that_come_home_wait_here_again(
+    source: str, there: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = ("--db", there, *elsewhere())
+    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 0
+    assert run("queue", "import", "x.age", "--yes", *other) == 0
+    assert run("queue", "export", "--output", "y.age", "--move", "--yes", *other) == 0
+    assert states(capsys) == states(capsys, *other) == {"failed": 4}
+
+    assert run("queue", "import", "y.age", "--dry-run", "--json") == 0
+    rehearsed = told(capsys)
+    assert states(capsys) == {"failed": 4}
+    assert run("queue", "import", "y.age", "--yes", "--json") == 0
+    answer = told(capsys)
+
+    assert (answer["source"], answer["taken"]) == (source, 4)
+    conforms("queue-import", answer)
+    assert (answer["revived"], answer["left"]) == (4, [])
+    assert rehearsed == {**answer, "dry_run": True}
+    assert states(capsys) == {"received": 4}, "all attempts are back, for those that had failed too"
+    assert states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
+    assert run("queue", "audit", "--json") == 0
+    (act, *_) = told(capsys)["actions"]
+    assert (act["what"], act["outcome"]) == ("import", {"taken": 4, "revived": 4})
+
+    names = refs(capsys)
+    assert run("queue", "import", "y.age", "--yes") == 3
+    printed = capsys.readouterr()
+    assert "0 shares are taken over" in printed.out
+    assert "4 are left: they wait here already" in printed.err
+    assert len(names) == 4
+    for ref in names:
+        assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
+
+
+@pytest.mark.usefixtures("sealed_at_once")
+def test_a_move_is_on_disk_before_the_file_has_its_name(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[str, int]] = []
+
+    def never(_written: Path, _path: Path) -> None:
+        seen.append(states(capsys))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backup, "_put", never)
+    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 1
+    assert seen == [{"failed": 4}]
+    assert not Path("x.age").exists()
+    (kept,) = Path().glob(".x.age*.partial")
+    assert str(kept) in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("sealed_at_once")
+def test_an_export_that_is_refused_leaves_no_file(
+    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> dict[str, Any]:
+        raise PermissionError("the socket may not be used by this user")
+
+    monkeypatch.setattr("helper.cli.target.tell", refuse)
+    assert run("queue", "export", "--output", "x.age") == 4
+    assert "may not be used" in capsys.readouterr().err
+    assert list(Path().glob("*x.age*")) == []
+    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 4
+    assert "keep it" in capsys.readouterr().err
+    assert len(list(Path().glob(".x.age*"))) == 1
+
+
+def test_only_its_passphrase_opens_an_export(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("queue", "export", "--output", "x.age") == 0
+    sealed = Path("x.age").read_bytes()
+    assert sealed.startswith(b"age-encryption.org/v1\n-> scrypt ")
+    for index in range(4):
+        witness = recorded(index)
+        assert base64.b64encode(witness.primary_blind) not in sealed
+        assert ROUND_ID.hex().encode() not in sealed
+    assert run("queue", "import", "x.age", "--dry-run") == 3, "it opens, and its shares wait here already"
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "quite another one")
+    assert run("queue", "import", "x.age", "--yes") == 4
+    monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")
+    assert run("queue", "export", "--output", "y.age") == 2
+    monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE")
+    assert run("queue", "export", "--output", "y.age") == 2
+    assert not Path("y.age").exists()
+
+
+@pytest.mark.usefixtures("sealed_at_once")
+def test_a_round_that_is_not_known_there_is_degraded(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def make() -> None:
+        desk = Desk(Path("there.db"))
+        await desk.store.open()
+        await desk.store.close()
+
+    anyio.run(make)
+    assert run("queue", "export", "--output", "x.age") == 0
+    assert run("queue", "import", "x.age", "--db", "there.db", "--yes", *elsewhere()) == 3
+    assert "let the helper read the chain" in capsys.readouterr().err
+
+
+def test_a_listed_share_can_be_exported_alone(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = live.run(lambda desk: desk.store.list_shares(QueueFilter(), 9))
+    assert run("queue", "export", entries[0].ref.upper()[:7], "--output", "x.age", "--dry-run", "--json") == 0
+    assert told(capsys) == {
+        "output": "x.age",
+        "shares": 1,
+        "left": {"damaged": 0, "closed": 0, "moved": 0},
+        "move": False,
+        "dry_run": True,
+    }
+    assert not Path("x.age").exists()

@@ -1,0 +1,459 @@
+"""Settings: defaults, files, environment, flags, and every problem at once with its line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helper.config import Config, Problem, SettingsError, find_file, load, load_traced
+from helper.config.discovery import ENV_PREFIX, variable_of
+from helper.config.example import example
+from helper.config.toml_lines import key_lines
+from helper.config.value_text import REDACTED, SECTIONS, shown
+
+EXAMPLE = Path(__file__).parents[3] / "helper.toml.example"
+
+
+def write(path: Path, text: str) -> Path:
+    file = path / "helper.toml"
+    file.write_text(text)
+    return file
+
+
+def problems(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> list[Problem]:
+    file = write(tmp_path, text)
+    with pytest.raises(SettingsError) as caught:
+        load(file, env)
+    for problem in caught.value.problems:
+        assert str(problem) in str(caught.value)
+    return list(caught.value.problems)
+
+
+def test_without_a_file_there_are_the_defaults() -> None:
+    config = load()
+    assert (config.helper.host, config.helper.port) == ("127.0.0.1", 8090)
+    assert config.chain_endpoints == ("http://127.0.0.1:11317",)
+    assert config.chain_rpc == ("http://127.0.0.1:36657",)
+    assert config.db_path == Path("svote-helper.db")
+    assert config.socket_path == Path("helper.sock")
+    assert config.helper.max_attempts == 5
+    assert (config.chain.stale_seconds, config.chain.clock_skew_seconds) == (90, 120)
+    assert config.proof_slots >= 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "refused"),
+    [
+        ("", False),
+        ("https://s3.example.org/", False),
+        ("http://127.0.0.1:5000", False),
+        ("http://[::1]:5000", False),
+        ("http://localhost", False),
+        ("http://s3.example.org", True),
+        ("http://10.0.0.1", True),
+        ("http://127.0.0.1.example.org", True),
+        ("s3.example.org", True),
+    ],
+)
+def test_an_object_store_is_reached_over_tls_or_on_this_machine(tmp_path: Path, endpoint: str, refused: bool) -> None:
+    text = f'[s3]\nendpoint = "{endpoint}"\n'
+    if refused:
+        (problem,) = problems(tmp_path, text)
+        assert problem.key == "s3.endpoint"
+    else:
+        assert load(write(tmp_path, text)).s3.endpoint == endpoint.rstrip("/")
+
+
+def test_an_archives_place_is_a_bucket_and_a_path(tmp_path: Path) -> None:
+    assert load(write(tmp_path, '[archive]\nplace = "s3://votes/proofs/"\n')).archive.place == "s3://votes/proofs"
+    (problem,) = problems(tmp_path, '[archive]\nplace = "https://votes"\n')
+    assert (problem.key, "s3://bucket/path" in problem.message) == ("archive.place", True)
+
+
+def test_the_originals_file_means_what_it_meant(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [helper]
+        disable = true
+        api_token = "secret"
+        expose_queue_status = true
+        db_path = "/var/lib/helper.db"
+        chain_api_port = 1317
+        max_concurrent_proofs = 3
+        sentry_dsn = "https://key@sentry.example/1"
+        [admin]
+        disable = true
+        config_url = "https://example.org/voting-config.json"
+        db_path = "admin.db"
+        [ui]
+        enable = true
+        dist_path = "ui/dist"
+        """,
+    )
+    config = load(file)
+    assert config.helper.disable
+    assert config.chain_endpoints == ("http://127.0.0.1:1317",)
+    assert config.chain_rpc == ("",)
+    assert config.proof_slots == 3
+    assert config.socket_path == Path("/var/lib/helper.sock")
+    assert config.admin.config_url == "https://example.org/voting-config.json"
+
+
+def test_endpoints_follow_the_local_port_and_are_named_once(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        '[helper]\nchain_api_port = 1317\n[chain]\nendpoints = ["http://a:1/", "http://127.0.0.1:1317", "http://a:1"]',
+    )
+    assert load(file).chain_endpoints == ("http://127.0.0.1:1317", "http://a:1")
+
+
+@pytest.mark.parametrize(
+    ("port", "endpoints", "rpc", "nodes"),
+    [
+        (0, ["http://a:1", "http://b:1"], ["http://a:2", "http://b:2"], [("a:1", "a:2"), ("b:1", "b:2")]),
+        (7, ["http://b:1"], ["http://b:2"], [("127.0.0.1:7", ""), ("b:1", "b:2")]),
+        (0, ["http://a:1", "http://b:1"], ["", "http://b:2"], [("a:1", ""), ("b:1", "b:2")]),
+        (0, ["http://a:1", "http://b:1"], ["http://a:2"], [("a:1", "a:2"), ("b:1", "")]),
+        (
+            7,
+            ["http://a:1", "http://127.0.0.1:7", "http://a:1", "http://b:1"],
+            ["", "http://l:2", "http://a:2", "http://b:2"],
+            [("127.0.0.1:7", "l:2"), ("a:1", "a:2"), ("b:1", "b:2")],
+        ),
+        (7, [], [], [("127.0.0.1:7", "")]),
+    ],
+)
+def test_each_rpc_address_belongs_to_the_endpoint_in_its_place(
+    port: int, endpoints: list[str], rpc: list[str], nodes: list[tuple[str, str]]
+) -> None:
+    config = Config.model_validate({"helper": {"chain_api_port": port}, "chain": {"endpoints": endpoints, "rpc": rpc}})
+    bare = [(rest.removeprefix("http://"), node.removeprefix("http://")) for rest, node in config.chain_nodes]
+    assert bare == nodes
+    assert config.chain_endpoints == tuple(rest for rest, _ in config.chain_nodes)
+    assert config.chain_rpc == tuple(node for _, node in config.chain_nodes)
+
+
+def test_an_rpc_address_without_an_endpoint_is_told_with_all_else(tmp_path: Path) -> None:
+    text = '[helper]\nport = -1\n[chain]\nendpoints = ["http://b:1"]\nrpc = ["http://b:2", "http://x:2"]\n'
+    found = {(p.line, p.key): p.message for p in problems(tmp_path, text)}
+    assert found == {
+        (2, "helper.port"): "must be at least 0",
+        (5, "chain.rpc"): "has 2 entries, more than endpoints (1)",
+    }
+    (problem,) = problems(tmp_path, '[helper]\nchain_api_port = 1\n[chain]\nrpc = ["http://b:2"]\n')
+    assert problem.key == "chain.rpc"
+
+
+def test_flags_outweigh_the_environment_and_that_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, '\n[helper]\nport = 1\nhost = "a"\ndb_path = "x.db"\n')
+    loaded = load_traced(
+        file,
+        {"SVOTE_HELPER_HELPER_PORT": "2", "SVOTE_HELPER_HELPER_HOST": "b", "PATH": "/bin"},
+        {"helper.port": 3, "helper.max_attempts": None},
+    )
+    settings = loaded.config.helper
+    assert (settings.port, settings.host, settings.db_path, settings.max_attempts) == (3, "b", "x.db", 5)
+    origins = {name: str(loaded.origins[f"helper.{name}"]) for name in ("port", "host", "db_path", "max_attempts")}
+    assert origins == {
+        "port": "flag helper.port",
+        "host": "env SVOTE_HELPER_HELPER_HOST",
+        "db_path": f"{file}:5",
+        "max_attempts": "default",
+    }
+    assert len(loaded.origins) == sum(len(keys) for keys in SECTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("CHAIN_ENDPOINTS", "http://a:1, http://b:2/ ,", ("http://a:1", "http://b:2")),
+        ("CHAIN_ENDPOINTS", "", ()),
+        ("CHAIN_RPC", "", ()),
+        ("CHAIN_POLL_SECONDS", "0.5", 0.5),
+        ("HELPER_EXPOSE_QUEUE_STATUS", "True", True),
+        ("HELPER_EXPOSE_QUEUE_STATUS", "0", False),
+        ("HELPER_API_TOKEN", "", ""),
+        ("PROVER_CIRCUIT", "k11", "k11"),
+        ("HELPER_TRUSTED_PROXIES", "10.0.0.0/8, ::1", ("10.0.0.0/8", "::1")),
+    ],
+)
+def test_the_environment_spells_every_type(name: str, text: str, value: Any) -> None:
+    config = load(None, {ENV_PREFIX + name: text})
+    section, _, key = name.lower().partition("_")
+    assert getattr(getattr(config, section), key) == value
+
+
+def test_the_environment_can_leave_a_node_without_rpc() -> None:
+    env = {"SVOTE_HELPER_CHAIN_ENDPOINTS": "http://a:1,http://b:1", "SVOTE_HELPER_CHAIN_RPC": ", http://b:2,"}
+    assert load(None, env).chain_rpc == ("", "http://b:2")
+
+
+def test_every_setting_has_a_variable_of_its_own() -> None:
+    names = [variable_of(section, key) for section in SECTIONS for key in SECTIONS[section]]
+    assert len(set(names)) == len(names)
+
+
+def test_all_problems_are_told_at_once_with_line_key_and_nearest(tmp_path: Path) -> None:
+    text = """\
+port = 8090
+[helper]
+prot = 3
+host = ["a",
+  "port = 3"]
+"port" = true
+max_attempts = 0
+api_token = 5
+
+[chian]
+endpoints = []
+[chain]
+endpoints = ["ftp://x", 4, "http://ok:1", "http://x?y=1"]
+poll_seconds = nan
+stale_second = 1
+[prover]
+circuit = "k12"
+max_attempts = 4
+[ui]
+enable = "yes"
+[log]
+level.x = 1
+"""
+    env = {
+        "SVOTE_HELPER_HELPER_PROT": "1",
+        "SVOTE_HELPER_HELPER_DISABLE": "maybe",
+        "SVOTE_HELPER_CHAIN_OWN": "2",
+        "SVOTE_HELPER_CONFIG": "x",
+    }
+    found = {(p.line, p.key): p for p in problems(tmp_path, text, env)}
+    told = {place: (p.message, p.nearest) for place, p in found.items()}
+    assert told[1, "port"] == ("stands outside of any section", "[helper] port")
+    assert told[3, "helper.prot"] == ("unknown key", "helper.port")
+    assert told[4, "helper.host"] == ("must be a string", None)
+    assert told[6, "helper.port"] == ("must be a whole number", None)
+    assert told[7, "helper.max_attempts"] == ("must be at least 1", None)
+    assert told[8, "helper.api_token"] == ("must be a string", None)
+    assert told[10, "chian"] == ("unknown section", "[chain]")
+    assert (13, "chain.endpoints") in told
+    assert told[14, "chain.poll_seconds"] == ("must be a finite number", None)
+    assert told[15, "chain.stale_second"] == ("unknown key", "chain.stale_seconds")
+    assert told[17, "prover.circuit"] == ("must be one of 'auto', 'k10' or 'k11'", None)
+    assert told[18, "prover.max_attempts"] == ("unknown key", "helper.max_attempts")
+    assert told[20, "ui.enable"] == ("must be true or false", None)
+    assert told[22, "log.level"][0].startswith("must be one of")
+    assert told[None, "SVOTE_HELPER_HELPER_PROT"] == ("unknown variable", "SVOTE_HELPER_HELPER_PORT")
+    assert told[None, "helper.disable"] == ("must be true or false", None)
+    assert told[None, "chain.own"] == ("must be true or false", None)
+    assert len(told) == 17
+
+
+def test_each_wrong_address_of_a_list_is_told(tmp_path: Path) -> None:
+    text = '[chain]\nendpoints = ["ftp://x", 4, "http://ok:1", "http://x?y=1", "http://[", "http://x:99999"]'
+    entries = [problem.message.partition(":")[0] for problem in problems(tmp_path, text)]
+    assert entries == ["entry 1", "entry 2", "entry 4", "entry 5", "entry 6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[helper]\nport = \n", 2),
+        ("[helper\n", 1),
+        ("[helper]\nport = 1\nport = 2\n", 3),
+        ('[helper]\nhost = "a\n', 2),
+        ("[chain]\n\n\nendpoints = [", 4),
+    ],
+)
+def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    (problem,) = problems(tmp_path, text)
+    assert problem.line == line
+    assert problem.message.startswith("not valid TOML")
+
+
+def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nothing\.toml: cannot be read"):
+        load(tmp_path / "nothing.toml")
+    file = tmp_path / "helper.toml"
+    file.write_bytes(b'[helper]\nhost = "\xff"\n')
+    with pytest.raises(SettingsError, match=r"helper\.toml:2: is not UTF-8"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "port = 65536",
+        "port = -1",
+        'db_path = ""',
+        'api_token = " x"',
+        'api_token = "a\\nb"',
+        "max_concurrent_proofs = 1.0",
+        "purge_after_hours = -1",
+        "purge_after_hours = inf",
+        'sentry_dsn = "x"',
+        "refused_burst = 0",
+        "refused_per_second = 0",
+        'trusted_proxies = ["proxy.example"]',
+        'trusted_proxies = ["10.0.0.1/8"]',
+    ],
+)
+def test_values_out_of_their_range_are_refused(tmp_path: Path, line: str) -> None:
+    (problem,) = problems(tmp_path, f"[helper]\n{line}\n")
+    assert (problem.line, problem.key) == (2, f"helper.{line.split(maxsplit=1)[0]}")
+
+
+def test_the_clock_may_never_be_further_off_than_promised(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "[chain]\nclock_skew_seconds = 121\n")
+    assert problem.message == "must be at most 120"
+
+
+def test_a_flag_that_names_no_setting_is_a_mistake_of_the_program() -> None:
+    with pytest.raises(KeyError):
+        load(None, None, {"helper.prot": 1})
+
+
+def test_files_are_looked_for_in_their_order(tmp_path: Path) -> None:
+    named, by_env, here, etc = (tmp_path / name for name in ("named", "env", "here", "etc"))
+    env = {"SVOTE_HELPER_CONFIG": str(by_env)}
+    assert find_file(named, env, [here, etc]) == named
+    assert find_file(None, env, [here, etc]) == by_env
+    assert find_file(None, {}, [here, etc]) is None
+    etc.touch()
+    assert find_file(None, {"SVOTE_HELPER_CONFIG": ""}, [here, etc]) == etc
+    here.touch()
+    assert find_file(None, {}, [here, etc]) == here
+
+
+def test_keys_are_found_however_they_are_written() -> None:
+    text = '''\
+helper.port = 1 # a = b
+[ "chain" ]
+rpc = [ # "x]"
+  "own = true",
+]
+chain_id = """
+own = false
+"""
+own = true
+log = { level = "x" }
+[[more]]
+'''
+    lines = key_lines(text)
+    assert lines[("helper", "port")] == 1
+    assert lines[("chain",)] == 2
+    assert lines[("chain", "rpc")] == 3
+    assert lines[("chain", "chain_id")] == 6
+    assert lines[("chain", "own")] == 9
+    assert lines[("more",)] == 11
+
+
+def test_the_example_file_is_the_models() -> None:
+    assert EXAMPLE.read_text() == example(), "run `svote-helper config init --output helper.toml.example --force`"
+
+
+def test_the_example_holds_every_key_at_its_default(tmp_path: Path) -> None:
+    assert load(write(tmp_path, example())) == Config()
+    opened = re.sub(r"^#(?! )", "", example(), flags=re.MULTILINE)
+    assert {section: set(keys) for section, keys in tomllib.loads(opened).items()} == {
+        section: set(keys) for section, keys in SECTIONS.items()
+    }
+    assert load(write(tmp_path, opened)) == Config()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "expected"),
+    [
+        ("helper", "api_token", "secret", REDACTED),
+        ("helper", "api_token", "", ""),
+        ("operator", "token", "secret", REDACTED),
+        ("helper", "sentry_dsn", "https://secret@sentry.example/1", REDACTED),
+        ("chain", "endpoints", ("http://u:secret@h:1/x", "http://h:2"), ["http://***@h:1/x", "http://h:2"]),
+        ("admin", "config_url", "https://h/x?key=secret", "https://h/x?***"),
+        ("helper", "port", 8090, 8090),
+    ],
+)
+def test_no_secret_is_shown(section: str, key: str, value: Any, expected: Any) -> None:
+    assert shown(section, key, value) == expected
+
+
+def test_tokens_come_from_files_of_their_own(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("for wallets\nanother line\n")
+    second.write_text("for operators")
+    file = write(tmp_path, f'[helper]\napi_token_file = "{first}"\n')
+    loaded = load_traced(file, {"SVOTE_HELPER_OPERATOR_TOKEN_FILE": str(second)})
+    assert loaded.config.helper.api_token == "for wallets"
+    assert loaded.config.operator.token == "for operators"
+    assert str(loaded.origins["helper.api_token"]) == str(first)
+    assert str(loaded.origins["operator.token"]) == str(second)
+
+
+def test_a_service_managers_credentials_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    env = {"CREDENTIALS_DIRECTORY": str(folder)}
+    assert load(None, env) == Config()
+    (folder / "operator-token").write_text("credential\n")
+    loaded = load_traced(None, env)
+    assert loaded.config.operator.token == "credential"
+    assert str(loaded.origins["operator.token"]) == str(folder / "operator-token")
+    # what is set comes first, and what is set to nothing is nothing
+    assert load(write(tmp_path, '[operator]\ntoken = "mine"\n'), env).operator.token == "mine"
+    assert load(write(tmp_path, '[operator]\ntoken = ""\n'), env).operator.token == ""
+    named = tmp_path / "named"
+    named.write_text("named")
+    assert load(write(tmp_path, f'[operator]\ntoken_file = "{named}"\n'), env).operator.token == "named"
+
+
+def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
+    empty, bad, spaced = tmp_path / "empty", tmp_path / "bad", tmp_path / "spaced"
+    empty.write_text("\n")
+    bad.write_bytes(b"\xff\xfe")
+    spaced.write_text(" hush \n")
+    assert [
+        str(problem).removeprefix(str(tmp_path))
+        for text in ("none", "empty", "bad")
+        for problem in problems(tmp_path, f'[operator]\ntoken_file = "{tmp_path / text}"\n')
+    ] == [
+        f"/helper.toml:2: operator.token_file: {tmp_path}/none cannot be read: No such file or directory",
+        f"/helper.toml:2: operator.token_file: {tmp_path}/empty begins with an empty line: it must be the token",
+        f"/helper.toml:2: operator.token_file: {tmp_path}/bad is not UTF-8",
+    ]
+    (problem,) = problems(tmp_path, f'[operator]\ntoken_file = "{spaced}"\n')
+    assert problem.source == str(spaced)
+    assert "must not begin or end with a space" in problem.message
+    assert "hush" not in str(problem)
+    (problem,) = problems(tmp_path, f'[operator]\ntoken = "hush"\ntoken_file = "{spaced}"\n')
+    assert str(problem).endswith("operator.token_file: is set, and token too: leave one of them out")
+    (tmp_path / "operator-token").mkdir()
+    (problem,) = problems(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    assert "operator-token cannot be read: Is a directory" in str(problem)
+
+
+def test_settings_that_are_wrong_together_are_told_where_they_stand(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path, '[helper]\nrole = "prover"\n[sender]\nlease = "postgres"\nstandby = true\n[prover]\nnice = 3\n'
+    )
+    assert [(problem.line, problem.key) for problem in told] == [
+        (2, "helper.role"),
+        (4, "sender.lease"),
+        (5, "sender.standby"),
+    ]
+    (problem,) = problems(tmp_path, '[helper]\nrole = "api"\n[store]\nurl = "postgresql://helper@db/helper"\n')
+    assert str(problem).endswith("store.url: needs [store] key_file: nothing secret goes to a shared database unsealed")
+
+
+def test_an_address_of_a_database_is_one_and_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, '[store]\nurl = "mysql://db"\nkey_file = "keys"\n')
+    assert "must be empty or an address like postgresql://" in str(problem)
+    (problem,) = problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
+    assert "hush" not in str(problem)
+    told = problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
+    assert [problem.key for problem in told] == ["store.schema_name", "store.host"]
+    (tmp_path / "url").write_text("postgresql://helper:hush@db/helper\n")
+    config = load(write(tmp_path, f'[helper]\nrole = "sender"\n[store]\nurl_file = "{tmp_path}/url"\nkey_file = "k"\n'))
+    assert config.store.url.endswith("@db/helper")
+    assert config.helper.role == "sender"

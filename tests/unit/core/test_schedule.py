@@ -1,0 +1,88 @@
+"""When things happen, and in which order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helper.core.schedule import due_ms, next_wake, rank, retry_delay
+
+times = st.floats(0, 4e9, allow_nan=False)
+
+
+@pytest.mark.rule("R11")
+def test_the_wait_doubles_up_to_64_seconds() -> None:
+    assert [retry_delay(n) for n in range(1, 9)] == [2, 4, 8, 16, 32, 64, 64, 64]
+    assert retry_delay(10_000) == 64
+
+
+@pytest.mark.parametrize("failures", [0, -1])
+def test_there_is_no_wait_before_the_first_failure(failures: int) -> None:
+    with pytest.raises(ValueError, match="failures"):
+        retry_delay(failures)
+
+
+@pytest.mark.rule("R1")
+@given(st.integers(1, 2**40), times)
+def test_a_share_is_due_at_its_own_second_and_never_before(submit_at: int, now: float) -> None:
+    due = due_ms(submit_at, now)
+
+    assert due >= submit_at * 1000
+    if submit_at > now:
+        assert due == submit_at * 1000
+
+
+@pytest.mark.rule("R2")
+@given(times, st.integers(0, 10_000))
+def test_zero_or_a_past_time_is_due_now(now: float, ago: int) -> None:
+    past = max(0, int(now) - ago)
+
+    assert due_ms(0, now) == int(now * 1000)
+    assert due_ms(past, now) == int(now * 1000)
+
+
+@pytest.mark.rule("R7")
+@given(times, st.lists(st.one_of(st.none(), times)))
+def test_the_next_wake_is_the_earliest_and_at_most_30_seconds_away(now: float, candidates: list[float | None]) -> None:
+    wait = next_wake(now, candidates)
+
+    assert 0 <= wait <= 30
+    known = [at for at in candidates if at is not None]
+    if any(at <= now for at in known):
+        assert wait == 0
+    elif all(at > now + 30 for at in known):
+        assert wait == 30
+    else:
+        assert wait == pytest.approx(min(known) - now)
+
+
+@pytest.mark.rule("R6")
+def test_nothing_is_left_to_chance() -> None:
+    once = [due_ms(1_800_000_000, 5.0), retry_delay(3), next_wake(1.0, [None, 2.5]), rank(b"k" * 32, b"m" * 32)]
+
+    random.seed(1)
+
+    assert once == [due_ms(1_800_000_000, 5.0), retry_delay(3), next_wake(1.0, [None, 2.5]), rank(b"k" * 32, b"m" * 32)]
+
+
+@pytest.mark.rule("R5")
+def test_the_order_within_a_second_has_nothing_to_do_with_arrival() -> None:
+    arrival = list(range(2_000))
+    ranks = [rank(b"a key of the database", number.to_bytes(32, "big")) for number in arrival]
+    order = sorted(arrival, key=lambda number: ranks[number])
+    mean = (len(arrival) - 1) / 2
+    spread = sum((n - mean) ** 2 for n in arrival)
+
+    correlation = sum((place - mean) * (n - mean) for place, n in enumerate(order)) / spread
+
+    assert abs(correlation) < 0.1
+    assert len(set(ranks)) == len(ranks)
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_rank_fits_an_sqlite_integer_and_depends_on_the_key(mac: bytes) -> None:
+    assert 0 <= rank(b"k" * 32, mac) < 2**63
+    assert rank(b"k" * 32, mac) != rank(b"l" * 32, mac)

@@ -1,0 +1,86 @@
+"""The states, the legal moves, and what a share shows of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helper.core.share import TRANSITIONS, Share, ShareKey, ShareState, sources
+from tests.unit.store.fixtures import posted
+
+LEGAL = {
+    ("RECEIVED", "WITNESSED"),
+    ("RECEIVED", "FAILED"),
+    ("WITNESSED", "RECEIVED"),
+    ("WITNESSED", "BROADCAST"),
+    ("WITNESSED", "FAILED"),
+    ("BROADCAST", "RECEIVED"),
+    ("BROADCAST", "FAILED"),
+    ("FAILED", "RECEIVED"),
+    ("RECEIVED", "SUBMITTED"),
+    ("WITNESSED", "SUBMITTED"),
+    ("BROADCAST", "SUBMITTED"),
+    ("FAILED", "SUBMITTED"),
+}
+
+keys = st.builds(
+    ShareKey,
+    round_id=st.binary(min_size=32, max_size=32),
+    share_index=st.integers(0, 15),
+    proposal_id=st.integers(1, 50),
+    tree_position=st.integers(0, 2**24 - 1),
+)
+
+
+def test_the_table_holds_exactly_the_legal_moves() -> None:
+    moves = {(a.name, b.name) for a, b in product(ShareState, ShareState) if b in TRANSITIONS[a]}
+
+    assert moves == LEGAL
+
+
+def test_the_codes_are_those_of_the_original() -> None:
+    assert {state.name: state.value for state in ShareState} == {
+        "RECEIVED": 0,
+        "WITNESSED": 1,
+        "SUBMITTED": 2,
+        "FAILED": 3,
+        "BROADCAST": 4,
+    }
+
+
+def test_sources_are_the_table_read_backwards() -> None:
+    assert sources(ShareState.BROADCAST) == (ShareState.WITNESSED,)
+    assert sources(ShareState.SUBMITTED) == (
+        ShareState.RECEIVED,
+        ShareState.WITNESSED,
+        ShareState.FAILED,
+        ShareState.BROADCAST,
+    )
+
+
+@given(keys, keys)
+def test_two_keys_encode_alike_only_when_they_are_equal(a: ShareKey, b: ShareKey) -> None:
+    assert len(a.encode()) == 45
+    assert (a.encode() == b.encode()) == (a == b)
+
+
+def test_the_time_and_the_witness_are_no_part_of_the_key() -> None:
+    share = posted(1).share
+    other = replace(share, submit_at=99, primary_blind=bytes(32), vote_decision=7)
+
+    assert share.key == other.key
+    assert share.key != replace(share, tree_position=5).key
+
+
+def test_the_repr_shows_no_witness() -> None:
+    share = posted(1).share
+    text = repr(share)
+
+    for name in ("shares_hash", "share_comms", "primary_blind", "c1", "c2", "tree_position"):
+        assert name not in text
+        assert repr(getattr(share, name)) not in text
+    assert "proposal_id=2" in text
+    assert isinstance(share, Share)

@@ -1,0 +1,53 @@
+"""The demonstration's last part: it ends with the tally, not with the round's time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from devnet.demo.plan import DemoOptions
+from devnet.demo.progress import Bars
+from devnet.demo.run import Demo
+from tests.support.process import PATIENCE
+
+ROUND_ID = bytes(range(32))
+OPTIONS = DemoOptions(voters=1)
+
+
+@pytest.fixture
+async def demo() -> AsyncIterator[Demo]:
+    one = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"url": "http://helper", "sockets": []})
+    real = one._http
+    yield one
+    await real.aclose()
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "posted"),
+    [
+        (OPTIONS.shares, [("/devnet/rounds/end", {"round_id": ROUND_ID.hex()})]),
+        (OPTIONS.shares - 1, []),
+    ],
+)
+async def test_end_round_when_all_shares_are_confirmed_asks_the_chain_at_once(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch, confirmed: int, posted: list[tuple[str, Any]]
+) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path, json.loads(request.content)))
+        return httpx.Response(200, json={})
+
+    async def facts() -> dict[str, Any]:
+        return {"counts": {"confirmed": confirmed}}
+
+    monkeypatch.setattr(demo, "_facts", facts)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as chain, asyncio.timeout(PATIENCE):
+        monkeypatch.setattr(demo, "_http", chain)
+        await demo._end_round(ROUND_ID, Bars(1))
+    assert seen == posted

@@ -1,0 +1,222 @@
+"""The machine under the helper: disk, file modes, the page's files, process limits, addresses, tokens, SQLite."""
+
+from __future__ import annotations
+
+import socket
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helper.app.listeners import BUILT_PAGE
+from helper.clock import SystemClock
+from helper.doctor import disk, page, process
+from helper.doctor.database import judge_sqlite
+from helper.doctor.disk import Disk, judge_disk
+from helper.doctor.files import look_at_modes
+from helper.doctor.ports import look_at_address
+from helper.doctor.result import CheckResult, Level
+from helper.doctor.tokens import judge_tokens
+from helper.runtime.hardening import process_facts
+
+PLENTY = 10 << 30
+
+
+def levels(findings: list[CheckResult]) -> dict[str, Level]:
+    return {finding.subject: finding.level for finding in findings}
+
+
+# The disk
+
+
+def test_a_disk_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    found = disk.measure(tmp_path, SystemClock())
+    assert found.free > 0
+    assert found.sync_seconds is not None
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError):  # noqa: PT011 - any of them will do
+        disk.measure(tmp_path / "none", SystemClock())
+
+
+@pytest.mark.parametrize(
+    ("measured", "room", "sync"),
+    [
+        (Disk(PLENTY, 9, 0.01), Level.OK, Level.OK),
+        (Disk(PLENTY, None, 0.2), Level.OK, Level.WARN),
+        (Disk(PLENTY, 9, 2.5), Level.OK, Level.FAIL),
+        (Disk(100 << 20, 9, 0.01), Level.WARN, Level.OK),
+        (Disk(1 << 20, 9, 0.01), Level.FAIL, Level.OK),
+        (Disk(PLENTY, 0, None, "No space left on device"), Level.FAIL, Level.FAIL),
+    ],
+)
+def test_room_and_fsync(measured: Disk, room: Level, sync: Level) -> None:
+    found = judge_disk(Path("/srv"), measured, "ext4")
+    assert levels(found) == {"disk space": room, "fsync": sync}
+    assert all(bool(one.advice) is (one.level is not Level.OK) for one in found)
+
+
+def test_a_network_file_system_is_a_failure() -> None:
+    mounts = "/dev/sda / ext4 rw 0 0\nhost:/x /srv/net nfs4 rw 0 0\n/dev/sdb /srv/net/a\\040b xfs rw 0 0\n\nnonsense\n"
+    assert disk.file_system(Path("/srv/net/helper"), mounts) == "nfs4"
+    assert disk.file_system(Path("/srv/net/a b/helper"), mounts) == "xfs"
+    assert disk.file_system(Path("/srv/network"), mounts) == "ext4"
+    assert disk.file_system(Path("/srv"), "") == ""
+    assert levels(judge_disk(Path("/srv/net"), Disk(PLENTY, 9, 0.01), "nfs4"))["file system"] is Level.FAIL
+
+
+# Files
+
+
+def test_files_that_others_may_use_are_named(tmp_path: Path) -> None:
+    database, settings = tmp_path / "queue.db", tmp_path / "helper.toml"
+    for path, mode in ((database, 0o600), (Path(f"{database}-wal"), 0o640), (settings, 0o644)):
+        path.touch()
+        path.chmod(mode)
+    tmp_path.chmod(0o700)
+    wal, readable = look_at_modes([database], [tmp_path / "helper.sock", settings])
+    assert (wal.level, wal.advice) == (Level.WARN, f"chmod 600 {database}-wal")
+    assert readable.facts == {"path": str(settings), "mode": "644"}
+    (wal,) = look_at_modes([database], [])
+    Path(f"{database}-wal").chmod(0o600)
+    tmp_path.chmod(0o777)
+    (folder,) = look_at_modes([database], [])
+    assert folder.advice == f"chmod o-w {tmp_path}"
+    tmp_path.chmod(0o700)
+    (fine,) = look_at_modes([database], [tmp_path / "helper.sock"])
+    assert (fine.level, fine.facts) == (Level.OK, {"files": 2})
+
+
+# The page
+
+
+def make_page(folder: Path) -> None:
+    (folder / "assets").mkdir()
+    for name in ("index.html", "assets/app.js"):
+        (folder / name).write_text(name)
+    lines = [f"{sha256(name.encode()).hexdigest()}  {name}\n" for name in ("assets/app.js", "index.html")]
+    (folder / page.SUMS).write_text("".join(lines))
+
+
+def test_a_page_as_it_was_built(tmp_path: Path) -> None:
+    make_page(tmp_path)
+    found = page.look_at_page(tmp_path, enabled=True)
+    assert (found.level, found.message) == (Level.OK, "2 files are as they were built")
+    assert page.look_at_page(tmp_path / "none", enabled=False).level is Level.OK
+
+
+def test_a_page_of_two_versions(tmp_path: Path) -> None:
+    make_page(tmp_path)
+    (tmp_path / "assets" / "app.js").write_text("another")
+    (tmp_path / "assets" / "old.js").write_text("old")
+    found = page.look_at_page(tmp_path, enabled=True)
+    assert found.level is Level.FAIL
+    assert (found.facts["changed"], found.facts["strange"]) == (["assets/app.js"], ["assets/old.js"])
+    (tmp_path / "assets" / "app.js").unlink()
+    assert page.look_at_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
+
+
+def test_a_page_that_is_not_there_or_without_hashes(tmp_path: Path) -> None:
+    assert page.look_at_page(tmp_path, enabled=True).level is Level.FAIL
+    (tmp_path / "index.html").touch()
+    assert page.look_at_page(tmp_path, enabled=True).level is Level.WARN
+    for text in ("nonsense", f"{'0' * 64}  ../../etc/passwd", f"{'0' * 64}  /etc/passwd"):
+        (tmp_path / page.SUMS).write_text(text)
+        assert "cannot be read" in page.look_at_page(tmp_path, enabled=True).message
+
+
+def test_the_page_that_comes_along_is_whole() -> None:
+    found = page.look_at_page(BUILT_PAGE, enabled=True)
+    assert found.level is Level.OK, f"{found.message}: `make ui` writes {page.SUMS}"
+
+
+# The process
+
+
+@pytest.mark.parametrize(
+    ("facts", "level"),
+    [
+        ({"core_bytes": 0, "dumpable": False}, Level.OK),
+        ({"core_bytes": 0, "dumpable": None}, Level.OK),
+        ({"core_bytes": 0, "dumpable": True}, Level.FAIL),
+        ({"core_bytes": -1, "dumpable": False}, Level.FAIL),
+    ],
+)
+def test_core_files(facts: dict[str, Any], level: Level) -> None:
+    for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
+        assert process.judge_cores(facts, pattern, whose="the helper").level is level
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "level"),
+    [
+        ([1024, 4352], False, Level.OK),
+        ([1024, 4351], False, Level.WARN),
+        ([1024, -1], False, Level.OK),
+        ([1024, 8000], True, Level.WARN),
+        ([4352, 8000], True, Level.OK),
+    ],
+)
+def test_open_files(limits: list[int], raised: bool, level: Level) -> None:
+    assert process.judge_open_files(limits, 4352, raised=raised).level is level
+
+
+def test_memory() -> None:
+    assert process.available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
+    assert process.available_memory("MemAvailable: much") is None
+    assert process.judge_memory(1 << 20, 2, running=False).level is Level.WARN
+    assert process.judge_memory(1 << 20, 2, running=True).level is Level.OK
+    assert process.judge_memory(1 << 30, 2, running=False).level is Level.OK
+    assert process.judge_memory(None, 2, running=False).level is Level.OK
+
+
+def test_what_a_process_says_of_itself() -> None:
+    facts = process_facts()
+    assert isinstance(facts["dumpable"], bool)
+    assert len(facts["open_files"]) == 2
+    assert facts["core_bytes"] >= -1
+
+
+# Addresses and tokens
+
+
+def test_an_address_that_is_taken_is_told() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        taken = look_at_address("the wallets' API", "127.0.0.1", port, "[helper]")
+        assert taken.level is Level.FAIL
+        assert f"127.0.0.1:{port}: Address already in use" in taken.message
+    assert look_at_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
+    assert look_at_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
+    assert "no address" in look_at_address("x", "no-such-host.invalid", 0, "[helper]").message
+
+
+@pytest.mark.parametrize(
+    ("token", "level"),
+    [
+        ("", Level.OK),
+        ("secret", Level.WARN),
+        ("a" * 100, Level.WARN),
+        ("abababababababababababab", Level.WARN),
+        ("9f86d081884c7d659a2feaa0c55ad015", Level.OK),
+    ],
+)
+def test_tokens(token: str, level: Level) -> None:
+    wallets, operators = judge_tokens(token, "")
+    assert wallets.level is level
+    assert operators.level is Level.OK
+    assert not token or token not in repr(wallets)
+    same = judge_tokens(token, token)
+    assert (len(same) == 1) is bool(token)
+    assert not token or same[0].level is Level.FAIL
+
+
+@pytest.mark.parametrize(
+    ("version", "bug"), [("3.40.1", True), ("3.51.2", True), ("3.51.3", False), ("3.52.0", False), ("3.6.23", False)]
+)
+def test_the_known_bug_of_sqlite(version: str, bug: bool) -> None:
+    found = judge_sqlite(version)
+    assert found.level is Level.OK
+    assert found.facts["wal_reset_bug"] is bug

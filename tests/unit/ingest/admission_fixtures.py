@@ -1,0 +1,172 @@
+"""What stands around intake in tests: a payload, and stand-ins for the chain's view and the native checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helper.chain.block_cadence import ShareArrival
+from helper.chain.models import Proposal, Round, RoundStatus
+from helper.clock import SlicedWait
+from helper.core.share import Share, ShareKey, ShareState
+from helper.store.base import Enqueued
+from proofs import ReadShare, ShareCheck
+
+_LINES = (Path(__file__).parents[2] / "recorded" / "round" / "shares.jsonl").read_bytes().splitlines()
+PAYLOADS: list[dict[str, Any]] = [json.loads(line) for line in _LINES]
+"""The 16 recorded payloads."""
+ROUND_ID = bytes.fromhex(PAYLOADS[0]["vote_round_id"])
+POSITION = 2
+END = 1_795_268_195
+COMMITMENT = b"\x11" * 32
+NULLIFIER = b"\x22" * 32
+
+
+def payload(**changes: Any) -> dict[str, Any]:
+    """The first recorded payload with fields replaced."""
+    return {**PAYLOADS[0], **changes}
+
+
+def body(**changes: Any) -> bytes:
+    """The same as JSON."""
+    return json.dumps(payload(**changes)).encode()
+
+
+def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, round_id: bytes = ROUND_ID) -> Round:
+    """The recorded round: proposals 1 and 2 with options 0 and 1."""
+    proposals = (Proposal(1, "one", (0, 1)), Proposal(2, "two", (0, 1)))
+    return Round(round_id, status, END, proposals, height)
+
+
+class FakeClock(SlicedWait):
+    """Stands still until it is told to move."""
+
+    def __init__(self) -> None:
+        self.time = 1_795_268_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@dataclass
+class FakeAnchor:
+    height: int
+
+
+@dataclass
+class FakeChain:
+    """Rounds and trees at once; each sync runs the next of `syncs`, and none is left after the last.
+
+    `behind` is how far the nodes are behind the clock, in seconds; `unchecked` leaves came from the disk.
+    """
+
+    clock: FakeClock
+    rounds: dict[bytes, Round] = field(default_factory=lambda: {ROUND_ID: make_round()})
+    leaves: dict[tuple[bytes, int], bytes] = field(default_factory=lambda: {(ROUND_ID, POSITION): COMMITMENT})
+    syncs: list[Callable[[], None]] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    seconds: float = 0.5
+    behind: float = 0.0
+    unchecked: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    cold: set[bytes] = field(default_factory=set)
+    height: int = 0
+    other_ends: dict[bytes, int] = field(default_factory=dict)
+
+    def get(self, round_id: bytes) -> Round | None:
+        return self.rounds.get(round_id)
+
+    def active(self) -> list[Round]:
+        return [known for known in self.rounds.values() if known.status is RoundStatus.ACTIVE]
+
+    def leaf(self, round_id: bytes, position: int) -> bytes | None:
+        return self.leaves.get((round_id, position))
+
+    def frozen(self, round_id: bytes) -> str | None:
+        return "its end changed" if round_id in self.cold else None
+
+    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        return self.unchecked.get((round_id, position))
+
+    def unconfirmed_end(self, round_id: bytes) -> int | None:
+        return self.other_ends.get(round_id)
+
+    def arrival(self) -> ShareArrival:
+        return ShareArrival(self.clock.time, self.height, 0.0)
+
+    def lacks(self, round_id: bytes, arrival: ShareArrival) -> bool:
+        return self.height > arrival.height and self.clock.time - self.behind >= arrival.time
+
+    def size(self, round_id: bytes) -> int:
+        return max((position + 1 for known, position in self.leaves if known == round_id), default=0)
+
+    def anchor(self, round_id: bytes) -> FakeAnchor | None:
+        return FakeAnchor(84) if self.size(round_id) else None
+
+    async def wait_next_sync(self, timeout: float) -> bool:
+        self.waits.append(timeout)
+        if not self.syncs or self.seconds > timeout:
+            self.clock.time += timeout
+            return False
+        self.clock.time += self.seconds
+        self.height += 1
+        self.syncs.pop(0)()
+        return True
+
+
+@dataclass
+class FakeStore:
+    """Keeps shares in a list and notes what was asked of it, in order."""
+
+    kept: list[Share] = field(default_factory=list)
+    known: set[ShareKey] = field(default_factory=set)
+    spent: set[tuple[bytes, bytes]] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    over: bool = False
+
+    async def is_known(self, key: ShareKey) -> bool:
+        self.asked.append("known")
+        return key in self.known
+
+    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        self.asked.append("spent")
+        return (round_id, nullifier) in self.spent
+
+    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
+        self.asked.append("enqueue")
+        if self.error is not None:
+            raise self.error
+        if share.key in self.known or (share.round_id, nullifier) in self.spent:
+            return Enqueued.DUPLICATE
+        if self.over:
+            return Enqueued.CLOSED
+        self.known.add(share.key)
+        self.kept.append(share)
+        return Enqueued.QUEUED
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        return {ROUND_ID: {ShareState.RECEIVED: len(self.kept)}} if self.kept else {}
+
+
+class FakeChecks:
+    """Finds every share right, or raises what it was told to; reads none in a batch."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
+        return [None] * len(bodies)
+
+    def check_share(self, **_fields: Any) -> ShareCheck:
+        if self.error is not None:
+            raise self.error
+        return ShareCheck(vote_commitment=COMMITMENT, nullifier=NULLIFIER)

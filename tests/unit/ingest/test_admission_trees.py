@@ -1,0 +1,180 @@
+"""Intake over the real round book and tree keeper: a share that comes again after its round, after a restart,
+or to a node that is behind.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import anyio
+import pytest
+
+from helper.chain.block_cadence import ABSENCE_BLOCKS
+from helper.chain.round_registry import RoundRegistry
+from helper.errors import ShareRefused
+from helper.ingest.admission import AdmissionController
+from helper.ingest.payload import parse_share
+from helper.ingest.validator import ShareValidator
+from helper.store.base import Enqueued
+from tests.unit.chain.fakes import recorded_round
+from tests.unit.chain.tree_fixtures import Chain, Setting
+from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, ROUND_ID, FakeChecks, FakeStore, body
+
+pytestmark = pytest.mark.anyio
+
+
+class House(Setting):
+    """An intake over one node, whose tree holds the share's commitment at its position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = FakeStore()
+        self.pause: str | None = None
+        self.join()
+        self.votes = Chain()
+        self.votes.append(60, 1, 2, int.from_bytes(COMMITMENT, "little"))
+        self.votes.show(*self.nodes)
+
+    def join(self) -> None:
+        self.intake = AdmissionController(
+            store=self.shares,
+            rounds=self.rounds,
+            trees=self.trees,
+            checker=ShareValidator(FakeChecks()),
+            clock=self.clock,
+            wake=lambda _due: None,
+            paused=lambda: self.pause,
+            round_paused=lambda _: None,
+        )
+
+    async def sync(self) -> None:
+        await self.endpoints.check()
+        await self.rounds.sync(self.nodes[0].height)
+        await self.trees.sync(self.nodes[0].height)
+
+    async def restart(self) -> None:
+        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        await self.rounds.restore()
+        await self.again()
+        self.join()
+
+    def turn(self, status: int) -> None:
+        self.nodes[0].rounds = [recorded_round(1) | {"status": status}]
+
+    async def post(self, **changes: Any) -> Enqueued:
+        return await self.intake.accept(parse_share(body(**changes)))
+
+    async def refused(self, **changes: Any) -> tuple[int, str]:
+        with pytest.raises(ShareRefused) as caught:
+            await self.post(**changes)
+        return caught.value.status, f"{caught.value.field}: {caught.value}"
+
+
+@pytest.fixture
+async def house() -> House:
+    house = House()
+    await house.endpoints.check()
+    await house.sync()
+    return house
+
+
+@pytest.mark.rule("R10")
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("status", [2, 3])
+async def test_after_the_round_the_same_share_is_a_duplicate_and_a_new_one_too_late(
+    house: House, *, restarted: bool, status: int
+) -> None:
+    assert await house.post() is Enqueued.QUEUED
+    house.turn(status)
+    await house.sync()
+    if restarted:
+        await house.restart()
+        await house.sync()
+    assert await house.post(submit_at=0) is Enqueued.DUPLICATE
+    assert await house.refused(tree_position=1) == (
+        (400, "vote_round_id: the round is not active")
+        if restarted
+        else (400, "tree_position: holds another vote commitment")
+    )
+    assert await house.refused(tree_position=99) == (400, "vote_round_id: the round is not active")
+    house.shares.known.clear()
+    assert await house.refused() == (400, "vote_round_id: the round is not active")
+
+
+@pytest.mark.rule("R10")
+async def test_after_a_restart_without_a_node_known_is_known_and_new_must_wait(house: House) -> None:
+    assert await house.post() is Enqueued.QUEUED
+    house.network.nodes.clear()
+    await house.restart()
+    house.pause = "starting"
+    assert await house.post(submit_at=0) is Enqueued.DUPLICATE
+    assert (await house.refused(enc_share=body_share(1)))[0] == 503
+    assert len(house.shares.kept) == 1
+
+
+def body_share(index: int) -> dict[str, Any]:
+    share: dict[str, Any] = parse_enc(body())
+    return {**share, "share_index": index}
+
+
+def parse_enc(raw: bytes) -> dict[str, Any]:
+    share = parse_share(raw)
+    return {"c1": b64encode(share.c1).decode(), "c2": b64encode(share.c2).decode()}
+
+
+async def test_a_leaf_that_comes_with_a_regular_sync_is_waited_for(house: House) -> None:
+    house.votes.append(101, int.from_bytes(COMMITMENT, "little"))
+    results: list[Enqueued] = []
+
+    async def post() -> None:
+        results.append(await house.post(tree_position=POSITION + 1))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(post)
+            await anyio.wait_all_tasks_blocked()
+            before = len(house.nodes[0].asked)
+            house.trees.in_step(house.nodes[0].height)
+            await anyio.wait_all_tasks_blocked()
+            assert (results, len(house.nodes[0].asked)) == ([], before), "a look at the head alone decides nothing"
+            house.votes.show(*house.nodes)
+            await house.sync()
+    assert results == [Enqueued.QUEUED]
+
+
+async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def step(timeout: float) -> bool:
+        house.clock.advance(1)
+        house.nodes[0].height += 1
+        await house.sync()
+        return True
+
+    monkeypatch.setattr(house.trees, "wait_next_sync", step)
+    before = house.nodes[0].height
+    refusals = [await house.refused(tree_position=99)]
+    while refusals[-1][0] == 429 and len(refusals) < 20:
+        refusals.append(await house.refused(tree_position=99))
+    assert refusals[-1] == (400, "tree_position: is beyond the round's tree")
+    assert ABSENCE_BLOCKS <= house.nodes[0].height - before <= ABSENCE_BLOCKS + 3
+    assert (await house.refused(tree_position=98))[0] == 429, "another share has an arrival of its own"
+
+
+async def test_a_node_that_is_behind_makes_a_wallet_come_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = 0
+
+    async def behind(_timeout: float) -> bool:
+        """Regular syncs at a head that gets no newer."""
+        nonlocal waits
+        waits += 1
+        house.clock.advance(0.6)
+        house.nodes[0].age += 0.6
+        await house.sync()
+        return True
+
+    house.clock.advance(8)
+    house.nodes[0].age = 8
+    monkeypatch.setattr(house.trees, "wait_next_sync", behind)
+    assert (await house.refused(tree_position=99))[0] == 429
+    assert waits == 4, "two seconds"
+    assert ROUND_ID in {known.round_id for known in house.rounds.active()}

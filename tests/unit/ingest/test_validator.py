@@ -1,0 +1,206 @@
+"""Bodies read in batches: what the native reader takes, the house's own reader takes alike; the rest is left to it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+import proofs
+from helper.core.share import Share
+from helper.errors import ShareRefused
+from helper.ingest import validator
+from helper.ingest.payload import parse_share
+from helper.ingest.schema import WireError
+from helper.ingest.validator import ShareValidator
+from proofs import ProofsError, ReadShare, ShareCheck
+from tests.campaign.mutations import Mutator
+from tests.unit.ingest.admission_fixtures import COMMITMENT, NULLIFIER, PAYLOADS, FakeChecks, body, payload
+
+pytestmark = pytest.mark.anyio
+MUTATED = 30_000
+
+
+def as_read(share: Share, check: ShareCheck) -> tuple[Any, ...]:
+    """What the native reader must tell of a share."""
+    return (*(getattr(share, name) for name in ReadShare._fields[:11]), check.vote_commitment, check.nullifier)
+
+
+def slowly(posted: bytes) -> tuple[Any, ...]:
+    """What the house's own reader and `check_share` tell."""
+    share = parse_share(posted)
+    fields = {
+        name: getattr(share, name) for name in ReadShare._fields[:11] if name not in {"tree_position", "submit_at"}
+    }
+    return as_read(share, proofs.check_share(**fields))
+
+
+def without(**changes: Any) -> bytes:
+    """The first recorded payload without some fields, or with others."""
+    changed = payload(**changes)
+    return json.dumps({name: value for name, value in changed.items() if value is not ...}).encode()
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_recorded_payloads_are_read_at_once_and_alike(number: int) -> None:
+    posted = json.dumps(PAYLOADS[number]).encode()
+    (read,) = proofs.read_shares([posted])
+    assert read == slowly(posted)
+
+
+def test_whatever_is_read_at_once_is_read_alike() -> None:
+    mutator = Mutator(PAYLOADS, random.Random(11))
+    mutated = list(itertools.islice(mutator, MUTATED))
+    taken = [(posted, read) for posted, read in zip(mutated, proofs.read_shares(mutated), strict=True) if read]
+    assert taken, "some mutations change nothing that matters"
+    for posted, read in taken:
+        assert read == slowly(posted)
+
+
+SEALED = PAYLOADS[0]["enc_share"]
+TEXT = body().decode()
+
+
+@pytest.mark.parametrize(
+    "posted",
+    [
+        b"",
+        b"null",
+        b"\xef\xbb\xbf" + body(),
+        json.dumps(list(payload().values())).encode(),
+        without(enc_share=[SEALED["c1"], SEALED["c2"], 0]),
+        without(all_enc_shares=[[SEALED["c1"], SEALED["c2"], 0]]),
+        without(anything=1),
+        without(enc_share={**SEALED, "anything": 1}),
+        without(enc_share={**SEALED, "c1": SEALED["c2"]}),
+        without(enc_share={**SEALED, "share_index": 16}),
+        without(enc_share={**SEALED, "share_index": 3}),
+        without(tree_position=...),
+        without(tree_position=1 << 24),
+        without(tree_position=-1),
+        without(tree_position=2.0),
+        without(proposal_id=0),
+        without(proposal_id=51),
+        without(vote_decision=8),
+        without(vote_decision=True),
+        without(submit_at=1 << 63),
+        without(submit_at="0"),
+        without(share_comms=PAYLOADS[0]["share_comms"][:15]),
+        without(share_comms=[*PAYLOADS[0]["share_comms"], PAYLOADS[0]["share_comms"][0]]),
+        without(shares_hash=PAYLOADS[0]["primary_blind"]),
+        without(shares_hash=PAYLOADS[0]["shares_hash"].rstrip("=")),
+        without(vote_round_id=payload()["vote_round_id"][:-2]),
+        TEXT.replace('"tree_position"', '"tree_position": 2, "tree_position"').encode(),
+        TEXT.replace('"tree_position"', '"tree\\u005fposition"').encode(),
+        TEXT.replace("/", "\\/").encode(),
+        (TEXT + "{}").encode(),
+        TEXT[:-1].encode(),
+    ],
+)
+def test_what_is_not_plainly_right_is_left_to_the_slower_reader(posted: bytes) -> None:
+    assert proofs.read_shares([posted]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("posted", "fields"),
+    [
+        (without(submit_at=...), {"submit_at": 0}),
+        (without(submit_at=None), {"submit_at": 0}),
+        (without(submit_at=(1 << 63) - 1), {"submit_at": (1 << 63) - 1}),
+        (without(enc_share={**SEALED, "share_index": None}), {"share_index": 0}),
+        (without(share_index=0), {}),
+        (without(all_enc_shares=[SEALED]), {}),
+        (without(vote_round_id=payload()["vote_round_id"].upper()), {}),
+    ],
+)
+def test_what_real_wallets_vary_is_read_at_once(posted: bytes, fields: dict[str, int]) -> None:
+    (read,) = proofs.read_shares([posted])
+    assert read is not None
+    assert read == slowly(posted)
+    assert {name: getattr(read, name) for name in fields} == fields
+    assert "ReadShare(…)" in repr([read]), "nothing of a witness is shown"
+
+
+async def test_a_wrong_hash_is_found_also_when_the_right_one_is_remembered() -> None:
+    checker = ShareValidator(proofs)
+    await checker.read(body())
+    other = [*PAYLOADS[0]["share_comms"]]
+    other[15], other[14] = other[14], other[15]
+    with pytest.raises(ShareRefused, match="is not the hash of share_comms"):
+        await checker.read(body(share_comms=other))
+
+
+class Batches(FakeChecks):
+    """Notes what comes together; each batch waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.threads: set[str] = set()
+        self.go_on = threading.Event()
+        self.failure: Exception | None = None
+        self.begun: Callable[[], None] = lambda: None
+
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
+        self.batches.append(len(bodies))
+        self.threads.add(threading.current_thread().name)
+        self.begun()
+        assert self.go_on.wait(30)
+        if self.failure is not None:
+            raise self.failure
+        return super().read_shares(bodies)
+
+
+async def test_what_comes_while_batches_are_under_way_makes_the_next_one() -> None:
+    checks = Batches()
+    checker = ShareValidator(checks)
+
+    async def post() -> None:
+        found = await checker.read(body())
+        assert (found.vote_commitment, found.nullifier) == (COMMITMENT, NULLIFIER)
+
+    first = [2, *[1] * (validator.BATCHES - 1)]
+    async with anyio.create_task_group() as group:
+        for number, posts in enumerate(first):
+            for _ in range(posts):
+                group.start_soon(post)
+            while len(checks.batches) <= number:
+                await anyio.sleep(0.001)
+        for _ in range(validator.MAX_BATCH + 3):
+            group.start_soon(post)
+        await anyio.wait_all_tasks_blocked()
+        assert checks.batches == first
+        assert threading.current_thread().name not in checks.threads
+        checks.go_on.set()
+    assert sorted(checks.batches) == sorted([*first, validator.MAX_BATCH, 3])
+
+
+async def test_what_comes_alone_changes_no_thread() -> None:
+    checks = Batches()
+    checks.go_on.set()
+    checker = ShareValidator(checks)
+    for _ in range(3):
+        await checker.read(body())
+    assert (checks.batches, checks.threads) == ([1] * 3, {threading.current_thread().name})
+
+
+async def test_a_large_body_waits_for_no_batch() -> None:
+    checks = Batches()
+    found = await ShareValidator(checks).read(body() + b" " * validator.LARGEST)
+    assert (found.share, checks.batches) == (parse_share(body()), [])
+
+
+async def test_a_batch_that_fails_is_read_one_by_one() -> None:
+    checks = Batches()
+    checks.go_on.set()
+    checks.failure = ProofsError("internal error")
+    found = await ShareValidator(checks).read(body())
+    assert found.share == parse_share(body())
+    with pytest.raises(WireError, match="tree_position: is missing"):
+        await ShareValidator(checks).read(without(tree_position=...))

@@ -1,0 +1,245 @@
+"""The log: nothing but the fields on the list, whoever writes the line."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import structlog
+from freezegun import freeze_time
+
+import helper
+from helper.errors import HelperError
+from helper.observability.log_config import FIELDS, configure, describe, dropped_fields
+
+SECRET = "c2VjcmV0"
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """A log at its most talkative; everything is as before afterwards."""
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    out = io.StringIO()
+    configure("debug", "json", out)
+    yield out
+    root.handlers[:], level = before
+    root.setLevel(level)
+    logging.getLogger("helper").setLevel(logging.NOTSET)
+    structlog.reset_defaults()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_has_its_fields_and_a_time(stream: io.StringIO) -> None:
+    structlog.get_logger("helper.test").info("a thing", count=3, reason="so")
+    (line,) = lines(stream)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {"event": "a thing", "level": "info", "logger": "helper.test", "count": 3, "reason": "so"}
+
+
+def test_a_field_that_is_not_on_the_list_is_dropped_and_counted(stream: io.StringIO) -> None:
+    before = dropped_fields().get("primary_blind", 0)
+    structlog.get_logger("helper.test").warning("a thing", primary_blind=SECRET, nullifier=SECRET, count=1)
+    (line,) = lines(stream)
+    assert SECRET not in stream.getvalue()
+    assert (line["count"], line["dropped"]) == (1, 2)
+    assert dropped_fields()["primary_blind"] == before + 1
+
+
+@pytest.mark.parametrize("value", [SECRET.encode(), object(), [SECRET.encode()], {"a": SECRET.encode()}])
+def test_a_value_that_is_not_plain_is_dropped(stream: io.StringIO, value: object) -> None:
+    structlog.get_logger("helper.test").info("a thing", reason=value)
+    assert lines(stream)[0]["dropped"] == 1
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_field_bound_earlier_is_dropped_too(stream: io.StringIO) -> None:
+    structlog.get_logger("helper.test").bind(c1=SECRET).error("a thing")
+    assert SECRET not in stream.getvalue()
+
+
+def fail_with(witness: str) -> None:
+    raise ValueError(f"bad value {witness}")
+
+
+def test_an_exception_is_its_type_and_places_without_texts_and_locals(stream: io.StringIO) -> None:
+    try:
+        fail_with(SECRET)
+    except ValueError:
+        structlog.get_logger("helper.test").exception("a thing failed")
+    (line,) = lines(stream)
+    assert SECRET not in stream.getvalue()
+    assert line["exception"].startswith("ValueError (observability/test_log_config.py:")
+
+
+def test_our_own_errors_keep_their_texts_and_causes(stream: io.StringIO) -> None:
+    try:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise HelperError("the queue cannot be written") from error
+    except HelperError as error:
+        told = describe(error)
+    assert told.startswith("HelperError: the queue cannot be written (")
+    assert " <- OSError: No space left on device (" in told
+
+
+def test_lines_of_libraries_come_the_same_way(stream: io.StringIO) -> None:
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    logging.getLogger("httpx").info("HTTP Request: GET http://node/tx/%s", SECRET)
+    try:
+        fail_with(SECRET)
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+    told = lines(stream)
+    assert [line["event"] for line in told] == ["Invalid HTTP request received.", "Exception in ASGI application"]
+    assert SECRET not in stream.getvalue()
+
+
+@pytest.mark.parametrize("library", ["aiosqlite", "httpx", "a.library.to.come"])
+def test_what_libraries_tell_below_a_warning_is_never_written(stream: io.StringIO, library: str) -> None:
+    logging.getLogger(library).debug("executing %s", (SECRET,))
+    logging.getLogger(library).info("asked for %s", SECRET)
+    assert stream.getvalue() == ""
+
+
+def test_what_is_below_the_level_is_not_written() -> None:
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    out = io.StringIO()
+    configure("warning", "auto", out)
+    structlog.get_logger("helper.test").info("not this")
+    structlog.get_logger("helper.test").warning("this")
+    root.handlers[:], level = before
+    root.setLevel(level)
+    logging.getLogger("helper").setLevel(logging.NOTSET)
+    structlog.reset_defaults()
+    assert [line["event"] for line in lines(out)] == ["this"]
+
+
+def test_pretty_is_for_eyes(stream: io.StringIO) -> None:
+    configure("info", "pretty", stream)
+    structlog.get_logger("helper.test").info("a thing", count=3)
+    assert "a thing" in stream.getvalue()
+    assert "count=3" in stream.getvalue()
+    assert "{" not in stream.getvalue()
+
+
+UNSAFE = "gas\x00 \x1b]0;title\x07 \x9b2J one\ntwo \u202e \ud800"
+
+
+@pytest.mark.parametrize("format_", ["json", "pretty"])
+def test_configure_control_characters_never_reach_the_output(
+    stream: io.StringIO, format_: Literal["json", "pretty"]
+) -> None:
+    configure("info", format_, stream)
+    structlog.get_logger("helper.test").info(UNSAFE, reason=UNSAFE, counts={UNSAFE: [UNSAFE]})
+    logging.getLogger("uvicorn.error").warning("from a library: %s", UNSAFE)
+    try:
+        raise HelperError(UNSAFE)
+    except HelperError:
+        structlog.get_logger("helper.test").exception("failed")
+
+    text = stream.getvalue()
+    text.encode()
+    assert text.count("one two") >= 5
+    for escaped in ("\\u001b", "\\u0000", "\\x1b", "\\x00", "\\x9b", "\\n"):
+        assert escaped not in text
+    assert not [char for char in text.replace("\n", "") if not char.isprintable()]
+
+
+def test_configure_reported_errors_have_no_control_characters(stream: io.StringIO) -> None:
+    reported: list[Mapping[str, Any]] = []
+    configure("info", "json", stream, reported.append)
+    structlog.get_logger("helper.test").error("failed", reason=UNSAFE)
+    assert reported[0]["reason"].isprintable()
+
+
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "bind"}
+
+
+def logged_fields() -> Iterator[tuple[str, str]]:
+    """Every field that a line of code in helper/ logs, with the place."""
+    root = Path(helper.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "log" and node.func.attr in LEVELS:
+                for keyword in node.keywords:
+                    yield f"{path.relative_to(root)}:{node.lineno}", str(keyword.arg)
+
+
+def test_every_field_that_the_code_logs_is_on_the_list() -> None:
+    found = list(logged_fields())
+    assert len(found) > 10
+    assert [(place, name) for place, name in found if name not in FIELDS | {"exc_info"}] == []
+
+
+@pytest.fixture
+def wall_clock() -> Iterator[Any]:
+    """The time of the records, which a test sets."""
+    with freeze_time("2026-11-21 13:42:00") as frozen:
+        yield frozen
+
+
+def test_repeated_error_is_written_ten_times_and_then_once_a_second(stream: io.StringIO, wall_clock: Any) -> None:
+    log = structlog.get_logger("helper.test")
+    for number in range(1000):
+        log.error("a thing", number=number)
+    assert [line["number"] for line in lines(stream)] == list(range(10))
+    wall_clock.tick(1)
+    log.error("a thing", number=1000)
+    log.error("a thing", number=1001)
+    assert (lines(stream)[-1]["number"], lines(stream)[-1]["suppressed"], len(lines(stream))) == (1000, 990, 11)
+    wall_clock.tick(60)
+    for number in range(11):
+        log.error("a thing", number=number)
+    assert (lines(stream)[11]["suppressed"], len(lines(stream))) == (1, 21)
+
+
+def test_repeat_limit_is_per_kind_and_spares_info(stream: io.StringIO, wall_clock: Any) -> None:
+    log = structlog.get_logger("helper.test")
+    for number in range(20):
+        log.warning("a thing")
+        log.info("a thing", number=number)
+    log.warning("another thing")
+    structlog.get_logger("helper.other").warning("a thing")
+    levels = Counter((line["level"], line["event"], line["logger"]) for line in lines(stream))
+    assert levels == {
+        ("warning", "a thing", "helper.test"): 10,
+        ("info", "a thing", "helper.test"): 20,
+        ("warning", "another thing", "helper.test"): 1,
+        ("warning", "a thing", "helper.other"): 1,
+    }
+
+
+def test_repeat_limit_applies_to_lines_of_libraries(stream: io.StringIO, wall_clock: Any) -> None:
+    def warn(client: str) -> None:
+        logging.getLogger("some.library").warning("%s: bad request", client)
+
+    for number in range(500):
+        warn(f"client {number}")
+    wall_clock.tick(1)
+    warn("last client")
+    assert len(lines(stream)) == 11
+    assert lines(stream)[-1]["event"] == "last client: bad request (suppressed: 490)"
+
+
+def test_repeat_limit_starts_over_when_the_clock_is_set_back(stream: io.StringIO, wall_clock: Any) -> None:
+    log = structlog.get_logger("helper.test")
+    for _ in range(20):
+        log.error("a thing")
+    wall_clock.move_to("2026-11-20 13:42:00")
+    log.error("a thing")
+    assert lines(stream)[-1]["suppressed"] == 10

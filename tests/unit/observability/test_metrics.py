@@ -1,0 +1,278 @@
+"""What Prometheus gets: every counter of the service once, nothing that names a share, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from helper.chain.models import Round, RoundStatus
+from helper.core.share import ShareState
+from helper.errors import StoreError
+from helper.observability.health_checks import Check
+from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, OUTCOMES
+from helper.observability.metrics import FRESH, Metrics
+from helper.observability.queue_observer import Figures, QueueObserver
+from helper.observability.stats import BOUNDS, Stats
+from helper.server.routes import wallet
+from helper.server.routes.metrics import create_metrics_app
+from helper.store.base import DamagedShare, DueAhead, FailureGroup
+from tests.support.clock import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+ROUND, LATER = b"\x01" * 32, b"\x02" * 32
+FACTS: dict[str, Any] = {
+    "ready": True,
+    "intake_paused": None,
+    "paused": "no node is in step",
+    "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node"}],
+    "provers": {"workers": 2, "pids": [1, 2], "deaths": {"died": 3}, "self_test_seconds": 1.0},
+    "proof": {"p50_ms": 500.0},
+    "in_hand": 3,
+    "height": 40,
+    "block_age": 1.5,
+    "clock_skew": -0.25,
+    "tree_lag": 0,
+    "proving_seconds": 12.5,
+    "endpoints": [
+        {"name": "a:80", "reason": None, "height": 40, "block_age": 1.5},
+        {"name": "b:80", "reason": "stale", "height": 0, "block_age": None},
+        {"name": "b:80", "reason": "twice in the settings", "height": 0, "block_age": None},
+    ],
+}
+parse_open: Callable[[str], Iterable[Metric]] = openmetrics.text_string_to_metric_families
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(text: str) -> Samples:
+    found: Samples = {}
+    for family in parse(text):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"told twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+async def read(figures: Figures, stats: Stats | None = None) -> Samples:
+    async def now() -> Figures:
+        return figures
+
+    text, _ = await Metrics(stats or Stats(), now, clock=FakeClock()).text("")
+    return samples(text.decode())
+
+
+def figures(**changes: Any) -> Figures:
+    counts = {ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}}
+    rounds = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER, RoundStatus.TALLYING, 900, (), 2)]
+    values = {"now": 1000.0, "facts": FACTS, "rounds": rounds, "counts": counts, "oldest_due_ms": 970_000}
+    return Figures(**{**values, **changes})
+
+
+async def test_what_the_service_counts_is_told() -> None:
+    stats = Stats()
+    for name, number in (("post_queued", 5), ("answer_accepted", 4), ("retry_proof", 2), ("proven", 7), ("strange", 1)):
+        stats.count(name, number)
+    stats.lateness_start.add(0.02)
+    stats.lateness_start.add(7200)
+    told = await read(figures(refusals={400: 3, 418: 2, 451: 1}), stats)
+    assert told["helper_share_posts_total", (("outcome", "queued"),)] == 5
+    assert told["helper_share_posts_total", (("outcome", "error"),)] == 0
+    assert told["helper_broadcasts_total", (("verdict", "accepted"),)] == 4
+    assert told["helper_retries_total", (("stage", "proof"),)] == 2
+    assert told["helper_proofs_total", ()] == 7
+    assert told["helper_refusals_total", (("status", "400"),)] == 3
+    assert told["helper_refusals_total", (("status", "other"),)] == 3
+    assert told["helper_prover_deaths_total", (("reason", "died"),)] == 3
+    assert told["helper_proving_seconds_total", ()] == 12.5
+    assert told["helper_start_lateness_seconds_bucket", (("le", "0.01"),)] == 0
+    assert told["helper_start_lateness_seconds_bucket", (("le", "0.025"),)] == 1
+    assert told["helper_start_lateness_seconds_bucket", (("le", "3600"),)] == 1
+    assert told["helper_start_lateness_seconds_bucket", (("le", "+Inf"),)] == 2
+    assert told["helper_start_lateness_seconds_sum", ()] == 7200.02
+    assert "strange" not in repr(told)
+
+
+async def test_how_it_stands_is_told() -> None:
+    told = await read(figures())
+    assert told["helper_ready", ()] == 0, "a check of /readyz fails"
+    assert told["helper_check", (("check", "store"),)] == 1
+    assert told["helper_paused", (("what", "dispatch"),)] == 1
+    assert told["helper_paused", (("what", "intake"),)] == 0
+    assert told["helper_shares", (("state", "received"),)] == 10
+    assert told["helper_rounds_active", ()] == 1
+    assert told["helper_oldest_due_seconds", ()] == 30
+    assert told["helper_endpoint_fresh", (("endpoint", "a:80"),)] == 1
+    assert told["helper_endpoint_fresh", (("endpoint", "b:80"),)] == 0
+    assert ("helper_endpoint_block_age_seconds", (("endpoint", "b:80"),)) not in told
+    assert told["helper_clock_skew_seconds", ()] == -0.25
+    assert told["helper_backlog_slack_seconds", ()] == 1000 - 12 * 0.5 / 2
+    assert told["process_resident_memory_bytes", ()] > 0
+
+
+async def test_who_sends_and_how_far_the_archive_is_are_told_where_there_is_such() -> None:
+    alone = await read(figures())
+    assert not [name for name, _ in alone if name in {"helper_sends", "helper_archive_fails", "helper_archive_height"}]
+    archive = {"through": 0, "behind": None, "problem": "the store is away"}
+    told = await read(figures(facts={**FACTS, "sends": True, "archive": archive}))
+    assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (1, 1)
+    assert ("helper_archive_height", ()) not in told
+    archive = {"through": 399, "behind": 1, "problem": None}
+    told = await read(figures(facts={**FACTS, "sends": False, "archive": archive}))
+    assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (0, 0)
+    assert (told["helper_archive_height", ()], told["helper_archive_lag_blocks", ()]) == (399, 1)
+
+
+async def test_the_least_slack_is_told_and_rounds_wait_for_each_other() -> None:
+    rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER, RoundStatus.ACTIVE, 1101, (), 2)]
+    counts = {ROUND: {ShareState.RECEIVED: 40}, LATER: {ShareState.RECEIVED: 400}}
+    told = await read(figures(rounds=rounds, counts=counts))
+    assert told["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
+    facts = {**FACTS, "proof": {"p50_ms": None}}
+    assert (await read(figures(facts=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
+    told = await read(figures(counts={}))
+    assert ("helper_backlog_slack_seconds", ()) not in told
+    told = await read(figures(oldest_due_ms=None))
+    assert told["helper_oldest_due_seconds", ()] == 0
+
+
+async def test_without_store_or_queue_the_rest_is_told() -> None:
+    told = await read(figures(counts=None))
+    assert ("helper_shares", (("state", "received"),)) not in told
+    assert told["helper_ready", ()] == 0
+    bare = await read(Figures(now=1.0, refusals={404: 1}))
+    assert ("helper_ready", ()) not in bare
+    assert bare["helper_refusals_total", (("status", "404"),)] == 1
+
+
+async def test_no_label_names_a_round_a_share_or_a_client() -> None:
+    told = await read(figures())
+    labels = {name for _, pairs in told for name, _ in pairs}
+    known = {"le", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
+    assert labels == known | {"version", "python"}
+    assert ROUND.hex() not in repr(told)
+    assert len(told) < 300
+
+
+async def test_every_name_is_as_it_should_be() -> None:
+    for name, _ in await read(figures()):
+        assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
+    for one in (*COUNTERS, *HISTOGRAMS):
+        assert one.name.startswith("helper_")
+        assert one.about.endswith(".")
+    stats = Stats()
+    assert all(getattr(stats, one.source).up_to()[-1] == (float("inf"), 0) for one in HISTOGRAMS)
+    assert tuple(sorted(BOUNDS)) == BOUNDS
+
+
+def test_what_a_post_can_come_to_is_counted() -> None:
+    assert set(wallet._BY_STATUS.values()) | {"queued", "duplicate", "broken_off", "error"} == set(OUTCOMES)
+
+
+async def test_scrapes_that_come_together_share_one_reading() -> None:
+    clock, reads = FakeClock(), 0
+
+    async def count() -> Figures:
+        nonlocal reads
+        reads += 1
+        await asyncio.sleep(0)
+        return figures()
+
+    stats = Stats()
+    metrics = Metrics(stats, count, clock=clock)
+    app = create_metrics_app(metrics, lambda: [Check("store", "full")])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+        plain = {"accept": "text/plain;version=0.0.4"}
+        answers = await asyncio.gather(*(client.get("/metrics", headers=plain) for _ in range(20)))
+        assert reads == 1
+        assert len({answer.content for answer in answers}) == 1
+        assert answers[0].headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        openly = await client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*"})
+        assert reads == 1
+        assert openly.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        names = {family.name for family in parse_open(openly.text)}
+        assert {"helper_proofs", "helper_proof_seconds", "helper_ready"} <= names
+        stats.count("proven")
+        clock.advance(FRESH + 0.1)
+        assert samples((await client.get("/metrics")).text)["helper_proofs_total", ()] == 1
+        assert reads == 2
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "status"),
+    [
+        ("127.0.0.1", "attacker.example:9464", 421),
+        ("127.0.0.1", "127.0.0.1.attacker.example", 421),
+        ("127.0.0.1", "", 421),
+        ("[::1]", "attacker.example", 421),
+        ("127.0.0.1", "127.0.0.1:9464", 200),
+        ("127.0.0.1", "LOCALHOST:9464", 200),
+        ("[::1]", "[::1]:9464", 200),
+        ("192.0.2.1", "helper.internal:9464", 200),
+    ],
+)
+async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: str, status: int) -> None:
+    async def count() -> Figures:
+        return figures()
+
+    app = create_metrics_app(Metrics(Stats(), count, clock=FakeClock()), list)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{address}") as client:
+        for path in ("/metrics", "/livez"):
+            assert (await client.get(path, headers={"Host": host})).status_code == status
+
+
+class FakeStore:
+    """A store with one waiting share, that can be broken or hang."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.hangs = False
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return {ROUND: {ShareState.RECEIVED: 1}}
+
+    async def next_due_ms(self, rounds: Any) -> int | None:
+        assert list(rounds) == [ROUND]
+        return 5000
+
+    async def damaged(self) -> list[DamagedShare]:
+        return [DamagedShare("ab", ROUND, 0)]
+
+    async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
+        return {ROUND: DueAhead((1, *[0] * 59), 0)}
+
+    async def failures(self, *, limit: int) -> list[FailureGroup]:
+        return []
+
+
+class FakeRounds:
+    def all(self) -> list[Round]:
+        return [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
+
+
+async def test_a_store_that_fails_or_hangs_holds_no_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.observability.queue_observer.PATIENCE", 0.01)
+    store = FakeStore()
+    reading = QueueObserver(store, FakeRounds(), lambda: FACTS, refusals={400: 1}, clock=FakeClock())
+    found = await reading.figures()
+    assert (found.counts, found.oldest_due_ms, found.damaged) == ({ROUND: {ShareState.RECEIVED: 1}}, 5000, 1)
+    store.error = StoreError("the disk is gone")
+    found = await reading.figures()
+    assert (found.counts, found.facts["ready"], found.refusals) == (None, True, {400: 1})
+    store.hangs = True
+    assert (await reading.figures()).counts is None

@@ -1,0 +1,70 @@
+"""The state of the whole queue in aggregates."""
+
+from __future__ import annotations
+
+import orjson
+
+from helper.chain.models import Round, RoundStatus
+from helper.core.share import ShareState
+from helper.observability.queue_overview import overview
+from helper.store.base import DueAhead, FailureGroup
+
+ROUND, LATER = b"\x01" * 32, b"\x02" * 32
+TIMING = {"p50_ms": 4.0, "p99_ms": 20.0, "count": 3}
+FACTS = {
+    "height": 7,
+    "circuit": "k10",
+    "ready": True,
+    "intake_paused": None,
+    "paused": "the circuit is refused",
+    "in_hand": 1,
+    "proof": {"p50_ms": 200.0},
+    "lateness_start": TIMING,
+    "lateness_broadcast": TIMING,
+    "provers": {"workers": 2, "pids": [1, 2]},
+    "endpoints": [{"name": "a:80", "reason": None}, {"name": "b:80", "reason": "stale"}],
+}
+
+
+def test_sums_and_nothing_of_one_share() -> None:
+    found = overview(
+        now=1000.0,
+        facts=FACTS,
+        rounds=[Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER, RoundStatus.PENDING, 3000, (), 2)],
+        counts={ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}},
+        ahead={ROUND: DueAhead((3, 4, *[0] * 58), 3)},
+        failures=[FailureGroup(5000, "broadcast", "the round is over", 4)],
+    )
+    later, first = found["rounds"]
+    assert later["round_id"] == LATER.hex()
+    assert first == {
+        "round_id": ROUND.hex(),
+        "vote_end_time": 2000,
+        "status": 1,
+        "waiting": 10,
+        "proving": 2,
+        "broadcast": 0,
+        "confirmed": 5,
+        "failed": 0,
+        "due_per_minute": [3, 4, *[0] * 58],
+        "later": 3,
+        "seconds_needed": 1.2,
+    }
+    assert found["paused"] == "the circuit is refused"
+    assert found["provers"] == {"slots": 2, "busy": 1, "seconds_per_proof": 0.2}
+    assert found["endpoints"][1] == {"name": "b:80", "fresh": False, "reason": "stale"}
+    assert found["failures"] == [{"at": 5.0, "stage": "broadcast", "reason": "the round is over", "count": 4}]
+    assert orjson.loads(orjson.dumps(found)) == found
+
+
+def test_no_more_provers_are_busy_than_there_are() -> None:
+    found = overview(now=1.0, facts={**FACTS, "in_hand": 4}, rounds=[], counts={}, ahead={}, failures=[])
+    assert found["provers"]["busy"] == 2, "two of the four wait their turn"
+
+
+def test_before_the_first_proof_nothing_is_said_of_the_time_needed() -> None:
+    facts = {**FACTS, "proof": {"p50_ms": None}}
+    known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
+    found = overview(now=1.0, facts=facts, rounds=known, counts={}, ahead={}, failures=[])
+    assert found["rounds"][0]["seconds_needed"] is None
+    assert found["rounds"][0]["due_per_minute"] == [0] * 60

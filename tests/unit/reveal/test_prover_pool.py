@@ -1,0 +1,239 @@
+"""Prover workers: real processes, stand-in proofs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+import proofs
+from devnet.stand_in_proofs import STAND_IN
+from helper.clock import SystemClock
+from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
+from helper.reveal.prover.frames import Frame
+from helper.reveal.prover.job import ProofJob
+from helper.reveal.prover.pool import ProverPool
+from helper.reveal.prover.process import WorkerCommand
+from helper.reveal.prover.selftest import sample_job
+from tests.support import prover_worker
+
+COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
+
+
+def job(proposal_id: int = 1) -> ProofJob:
+    """A job for a valid share of this proposal."""
+    return ProofJob(circuit="k10", **{**sample_job(), "proposal_id": proposal_id})
+
+
+@asynccontextmanager
+async def running(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[ProverPool]:
+    """A pool of stand-in workers, all warm."""
+    pool = ProverPool(workers=workers, circuits=("k10", "k11"), clock=SystemClock(), timeout=timeout, command=COMMAND)
+    runner = asyncio.create_task(pool.run())
+    try:
+        await asyncio.sleep(0)
+        await pool.wait_ready()
+        yield pool
+    finally:
+        runner.cancel()
+        await asyncio.gather(runner, return_exceptions=True)
+
+
+async def gone(pid: int) -> None:
+    """Return once no process has this id (the test's own time limit ends the wait)."""
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+async def test_a_proof_carries_the_statement_of_its_witness() -> None:
+    started: list[bool] = []
+    async with running() as pool:
+        given = job()
+        proof = await pool.prove(given, started=lambda: started.append(True))
+        assert started == [True]
+        assert proof.root == prover_worker.climb(
+            proofs.vote_commitment(given.round_id, proofs.shares_hash(given.share_comms), 1, 1), 0, given.path
+        )
+
+        async def accepted(decision: int) -> bool:
+            statement = proofs.Statement(
+                nullifier=proof.nullifier,
+                c1=given.c1,
+                c2=given.c2,
+                proposal_id=1,
+                vote_decision=decision,
+                root=proof.root,
+                round_id=given.round_id,
+            )
+            return await pool.verify("k10", proof.proof, statement)
+
+        assert await accepted(1)
+        assert not await accepted(0)
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
+    async with running(timeout=0.2) as pool:
+        (hung,) = pool.pids
+        with pytest.raises(ProverTimeout):
+            await pool.prove(job(prover_worker.HANGS))
+        await gone(hung)
+        assert (await pool.prove(job())).proof.startswith(STAND_IN)
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_dies_costs_only_its_own_job() -> None:
+    async with running(workers=2) as pool:
+        results = await asyncio.gather(
+            pool.prove(job(prover_worker.DIES)), pool.prove(job()), pool.prove(job()), return_exceptions=True
+        )
+        assert [type(result).__name__ for result in results] == ["ProverDied", "Proof", "Proof"]
+
+
+@pytest.mark.anyio
+async def test_an_idle_worker_that_is_killed_is_replaced_without_anyone_noticing() -> None:
+    async with running() as pool:
+        (idle,) = pool.pids
+        os.kill(idle, signal.SIGKILL)
+        await gone(idle)
+        proof = None
+        while proof is None:
+            try:
+                proof = await pool.prove(job())
+            except ProverDied:  # the job reached the dying worker: the processor's failure table takes it from there
+                continue
+        assert pool.pids != [idle]
+
+
+@pytest.mark.anyio
+async def test_a_refused_witness_leaves_the_worker_alive() -> None:
+    async with running() as pool:
+        before = pool.pids
+        with pytest.raises(ProofFailed, match="told to"):
+            await pool.prove(job(prover_worker.REFUSES))
+        await pool.prove(job())
+        assert pool.pids == before
+
+
+@pytest.mark.anyio
+async def test_keys_with_another_fingerprint_refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_BAD_KEYS", "1")
+    with pytest.raises(ProverError, match="fingerprint"):
+        async with running():
+            pytest.fail("it started")
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "worker"
+    pool = ProverPool(workers=1, circuits=("k10",), clock=SystemClock(), command=(str(program),))
+    runner = asyncio.create_task(pool.run())
+    try:
+        with capture_logs() as logs:
+            while not any(entry["event"] == "no prover worker could be started" for entry in logs):
+                await asyncio.sleep(0)
+        partial = tmp_path / "partial"
+        partial.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")
+        partial.chmod(0o755)
+        partial.replace(program)
+        async with asyncio.timeout(60):
+            await pool.wait_ready()
+        assert (await pool.prove(job())).proof.startswith(STAND_IN)
+    finally:
+        runner.cancel()
+        await asyncio.gather(runner, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_the_time_limit_is_a_minute_or_fifty_self_tests() -> None:
+    async with running() as pool:
+        assert pool.timeout("k11") == 60.0
+    async with running(timeout=7.5) as pool:
+        assert pool.timeout("k11") == 7.5
+
+
+class SlowTest:
+    """A worker whose self-test took two seconds; it is asked for nothing more."""
+
+    pid = 1
+
+    async def exchange(self, frame: Frame, timeout: float) -> Frame:
+        return {"fingerprints": {}, "self_test_seconds": 2.0}
+
+    async def ended(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    async def kill(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("circuits", "k10", "limits"), [(("k10", "k11"), 2.0, (100, 600)), (("k11", "k10"), 1 / 3, (60, 100))]
+)
+@pytest.mark.anyio
+async def test_what_the_self_test_of_one_circuit_says_of_the_other(
+    circuits: tuple[str, ...], k10: float, limits: tuple[float, float]
+) -> None:
+    async def spawn(command: WorkerCommand, *, threads: int) -> SlowTest:
+        return SlowTest()
+
+    pool = ProverPool(workers=1, circuits=circuits, clock=SystemClock(), spawn=spawn)
+    assert pool.seconds_each("k10") is None
+    runner = asyncio.create_task(pool.run())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await pool.wait_ready()
+    assert pool.seconds_each("k10") == pytest.approx(k10)
+    assert pool.seconds_each("k11") == pytest.approx(6 * k10)
+    assert (pool.timeout("k10"), pool.timeout("k11")) == pytest.approx(limits)
+    runner.cancel()
+    await asyncio.gather(runner, return_exceptions=True)
+
+
+SERVICE = """
+import asyncio, sys
+import structlog
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+from helper.clock import SystemClock
+from helper.reveal.prover.pool import ProverPool
+async def main():
+    pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command={command!r})
+    runner = asyncio.create_task(pool.run())
+    await asyncio.sleep(0)
+    while len(pool.pids) < 2:
+        await asyncio.sleep(0)
+    await pool.wait_ready()
+    print(*pool.pids, flush=True)
+    await runner
+asyncio.run(main())
+"""
+
+
+@pytest.mark.anyio
+async def test_no_worker_outlives_a_service_that_is_killed() -> None:
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVICE.format(command=COMMAND)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert service.stdout is not None
+        pids = [int(pid) for pid in service.stdout.readline().split()]
+        assert len(pids) == 2
+    finally:
+        service.kill()
+        service.communicate()
+    for pid in pids:
+        await gone(pid)

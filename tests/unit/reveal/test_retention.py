@@ -1,0 +1,248 @@
+"""The end of a round: by the chain's word only, first the alert, much later the purge, and then nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from helper.core.share import ShareState
+from helper.errors import ProofFailed, StoreError
+from helper.store.base import Enqueued, StoredRound
+from tests.support.fakes import HOUR, OTHER_ROUND, ROUND, START, make_round, make_share, nullifier_of
+from tests.support.queue_pipeline import Line, open_line
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[Line]:
+    async with open_line(tmp_path / "queue.db", maximum=1) as opened:
+        yield opened
+
+
+async def look(line: Line) -> None:
+    """One look at the rounds after a new block, a second or more after the last look."""
+    line.rounds.revision += 1
+    await later(line)
+
+
+async def later(line: Line) -> None:
+    """A second passes, without a block."""
+    line.clock.advance(1)
+    await line.retention.run_once()
+
+
+async def mixed(line: Line) -> None:
+    """Four shares of one round: waiting, sent, failed, confirmed."""
+    for position in (2, 3, 4):
+        await line.put(position)
+        if position == 3:
+            line.prover.failures[3] = [ProofFailed("the circuit refused")]
+        await line.revealer.prove(await line.claim())
+    await line.put(1, submit_at=START + 3600)
+    await line.count_on_chain(4)
+    assert line.states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
+
+
+async def test_only_the_chains_word_closes_a_round(line: Line) -> None:
+    await mixed(line)
+    before = line.states()
+    line.clock.jump(400 * 24 * HOUR)
+    for _ in range(3):
+        await look(line)
+    assert line.states() == before, "neither our clock nor the end of the vote closes, fails or purges"
+    assert line.rounds.forgotten == []
+    assert [stored.closed_at for stored in await line.store.rounds()] == [None]
+
+
+@pytest.mark.rule("R15")
+async def test_a_closed_round_fails_what_was_not_counted_reports_it_once_and_keeps_the_witnesses(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await look(line)
+    errors = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [(e["event"], e["shares"], e["round"]) for e in errors] == [
+        ("a round closed with shares that were not counted", 3, ROUND.hex())
+    ]
+    assert line.states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
+    assert await line.store.counts() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
+    assert line.stats.counts["expired"] == 2, "the third had failed before"
+    assert line.rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
+
+
+@pytest.mark.rule("R15")
+async def test_shares_that_were_not_counted_are_reported_though_the_counts_know_none(line: Line) -> None:
+    await mixed(line)
+    with contextlib.closing(sqlite3.connect(line.store.path, isolation_level=None)) as conn:
+        conn.execute("UPDATE counters SET n = 0")
+    line.rounds.closed.add(ROUND)
+    with capture_logs() as logs:
+        await look(line)
+    assert [entry["shares"] for entry in logs if entry["log_level"] == "error"] == [2]
+
+
+async def test_a_round_with_every_share_counted_closes_without_an_alarm(line: Line) -> None:
+    await line.put(1)
+    await line.count_on_chain(1)
+    line.rounds.closed.add(ROUND)
+    with capture_logs() as logs:
+        await look(line)
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [
+        ("a round closed with every share counted", "info")
+    ]
+
+
+@pytest.mark.rule("R12")
+async def test_a_late_block_still_confirms_a_share_that_the_closing_failed(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    assert await line.count_on_chain(1)
+    assert sorted(line.states()) == [2, 3]
+
+
+@pytest.mark.rule("R7", "R14")
+async def test_the_purge_comes_when_its_time_is_over_after_the_alert_and_takes_everything(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    line.clock.advance(24 * HOUR - 2)
+    await later(line)
+    assert line.store.journal.count("purge") == 0
+    await later(line)
+    assert [name for name in line.store.journal if name in {"mark_alerted", "purge"}] == ["mark_alerted", "purge"]
+    assert line.rounds.forgotten == [ROUND]
+    for table in ("shares", "reveals", "history", "tombstones", "spent", "round_keys", "rounds"):
+        assert line.rows(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+@pytest.mark.rule("R14")
+async def test_a_purge_takes_the_key_of_the_tombstones(line: Line) -> None:
+    share = make_share(4)
+    nullifier = nullifier_of(share.primary_blind)
+    await mixed(line)
+    assert await line.store.enqueue(share, nullifier, now=START) is Enqueued.DUPLICATE
+    (before,) = line.rows("SELECT mac_key FROM round_keys")
+    await line.store.mark_closed(ROUND, START - 25 * HOUR)
+    await look(line)
+    await line.store.save_rounds([make_round(ROUND)], START)
+    assert await line.store.enqueue(share, nullifier, now=START) is Enqueued.QUEUED
+    (after,) = line.rows("SELECT mac_key FROM round_keys")
+    assert before != after, "nobody can try out keys on an old backup"
+
+
+async def test_a_round_that_closed_before_a_restart_is_alerted_before_it_is_purged(line: Line) -> None:
+    await line.put(1)
+    await line.store.mark_closed(ROUND, START - 25 * HOUR)
+    with capture_logs() as logs:
+        await look(line)
+    assert [entry["event"] for entry in logs] == [
+        "a round closed with shares that were not counted",
+        "round purged",
+    ]
+
+
+async def test_other_rounds_are_left_alone(line: Line) -> None:
+    await mixed(line)
+    await line.store.save_rounds([make_round(OTHER_ROUND)], START)
+    other = make_share(7, round_id=OTHER_ROUND)
+    await line.store.enqueue(other, nullifier_of(other.primary_blind), now=START)
+    await line.store.mark_closed(ROUND, START - 25 * HOUR)
+    await look(line)
+    assert await line.store.counts() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+    assert line.rounds.forgotten == [ROUND]
+
+
+async def test_it_looks_once_a_second_however_often_it_is_called(line: Line) -> None:
+    await line.retention.run_once()
+    await line.store.mark_closed(ROUND, START - 25 * HOUR)
+    line.rounds.revision += 1
+    await line.retention.run_once()
+    assert line.rounds.forgotten == []
+    await later(line)
+    assert line.rounds.forgotten == [ROUND]
+
+
+async def test_it_reads_nothing_while_the_chain_stands_still_and_no_purge_is_due(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    await look(line)
+    rounds, reads = line.store.rounds, 0
+
+    async def counted() -> list[StoredRound]:
+        nonlocal reads
+        reads += 1
+        return await rounds()
+
+    monkeypatch.setattr(line.store, "rounds", counted)
+    for _ in range(50):
+        await later(line)
+    assert reads == 0
+    await look(line)
+    assert reads == 1
+
+
+async def test_a_look_that_failed_is_done_again(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    line.store.broken.add("mark_alerted")
+    with pytest.raises(StoreError):
+        await look(line)
+    line.store.broken.clear()
+    await later(line)
+    assert [stored.alerted_at for stored in await line.store.rounds()] == [line.clock.now()]
+
+
+@pytest.mark.rule("R14")
+async def test_a_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    line.rounds.odd[ROUND] = "it is not listed any more"
+    before = line.states()
+    await look(line)
+    assert line.states() == before
+    del line.rounds.odd[ROUND]
+    await look(line)
+    line.rounds.odd[ROUND] = "it is not listed any more"
+    line.clock.advance(25 * HOUR)
+    await look(line)
+    await look(line)
+    assert line.rounds.forgotten == []
+    del line.rounds.odd[ROUND]
+    await look(line)
+    assert line.rounds.forgotten == [ROUND]
+
+
+async def test_a_clock_that_is_set_years_ahead_purges_nothing(line: Line) -> None:
+    await mixed(line)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    (stored,) = await line.store.rounds()
+    assert stored.closed_at is not None
+    assert abs(stored.closed_at - line.clock.now()) < 10
+    line.clock.jump(10 * 365 * 24 * HOUR)
+    for _ in range(3):
+        await look(line)
+    assert line.rounds.forgotten == []
+    line.clock.advance(24 * HOUR)
+    await look(line)
+    assert line.rounds.forgotten == [ROUND]
+
+
+async def test_a_round_that_is_closed_while_the_clock_is_years_ahead_is_kept_no_longer(line: Line) -> None:
+    await mixed(line)
+    line.clock.jump(10 * 365 * 24 * HOUR)
+    line.rounds.closed.add(ROUND)
+    await look(line)
+    line.clock.jump(-10 * 365 * 24 * HOUR)
+    line.clock.advance(24 * HOUR)
+    await look(line)
+    assert line.rounds.forgotten == [ROUND]

@@ -1,0 +1,22 @@
+"""What a process that holds witnesses does with itself first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import ctypes, os, resource
+from helper.runtime.hardening import harden_process
+failures = harden_process()
+dumpable = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+print(failures, resource.getrlimit(resource.RLIMIT_CORE), dumpable, oct(os.umask(0)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="dumpable is Linux's word")
+def test_no_core_file_no_debugger_and_private_files() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[] (0, 0) 0 0o77"

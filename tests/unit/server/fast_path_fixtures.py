@@ -1,0 +1,182 @@
+"""The wallets' application on a socket, with the lane or without, and all that can be seen of how it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from helper.server.application import create_app, wallet_app_routes, wrapped
+from helper.server.body_reader import BodyReader
+from helper.server.http_server import Server, bind_tcp, create_server
+from helper.server.rate_limits import RefusalLimiter
+from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
+
+PATIENCE = 20.0
+LONGEST = 64 << 10
+"""Bytes of the largest body here."""
+PROBE = f"GET {STATUS} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
+"""Asked at the end of each story: it shows whether the connection is still open, and in step."""
+_CHANGING = re.compile(rb"(?<=\r\ndate: )[^\r]+|(?<=\r\nx-request-id: )[0-9a-f]{16}(?=\r\n)")
+_NAMES = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
+
+
+def post(content: bytes = b"", *headers: str, line: str = f"POST {SHARES} HTTP/1.1", size: int | None = None) -> bytes:
+    """A request as a wallet sends it."""
+    length = len(content) if size is None else size
+    return (
+        "\r\n".join((line, "Host: helper", f"Content-Length: {length}", *headers, "", "")).encode("latin-1") + content
+    )
+
+
+def head(*headers: str, line: str = f"POST {SHARES} HTTP/1.1") -> bytes:
+    """The beginning of a request that does not say how long it is."""
+    return "\r\n".join((line, "Host: helper", *headers, "", "")).encode("latin-1")
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """A body in chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is sent over one connection, and to what kind of house.
+
+    Attributes:
+        name: what it is about.
+        sent: the pieces, each on its way before the next one is made.
+        statuses: of the answers that must come, so that a story does tell what it is meant to.
+        before: changes the house before anything is sent.
+        hangs_up: whether the client goes away without waiting for an answer.
+        settings: of the house.
+    """
+
+    name: str
+    sent: Sequence[bytes]
+    statuses: Sequence[int]
+    before: Callable[[Wallets], None] = lambda _: None
+    hangs_up: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Seen:
+    """All that can be seen of a story.
+
+    Attributes:
+        answers: as they came, but for the date and the requests' names.
+        open: whether the connection was open in the end.
+        counts: what the posts came to.
+        refusals: how often each status was answered.
+        owed: seconds until this client may ask again.
+        logs: the lines that were written, but for the requests' names.
+        asked: what the store was asked, in order.
+        kept: how many shares it has.
+        served: how many answers the connection was told the end of, with the probe's; 0 for who hangs up.
+    """
+
+    answers: list[bytes]
+    open: bool
+    counts: Counter[str]
+    refusals: Counter[int]
+    owed: float
+    logs: list[dict[str, object]]
+    asked: list[str]
+    kept: int
+    served: int
+
+    @property
+    def statuses(self) -> list[int]:
+        """Of the answers."""
+        return [int(answer.split()[1]) for answer in self.answers]
+
+
+async def play(story: Story, *, lane: bool) -> Seen:
+    """Tell a story, and look."""
+    wallets, counts = Wallets(), Counter[str]()
+    story.before(wallets)
+    settings = {"token": "", "burst": 800, "trusted": (), "budget": 64 << 20, **story.settings}
+    limits = RefusalLimiter(wallets.clock, burst=settings["burst"], per_second=0.01, trusted=settings["trusted"])
+    view = replace(wallets.view, count=lambda outcome: counts.update([outcome]))
+    parts: dict[str, Any] = {
+        "api_token": settings["token"],
+        "expose_queue_status": False,
+        "bodies": BodyReader(limit=LONGEST, seconds=0.3, budget=settings["budget"]),
+        "more": (),
+    }
+    app = create_app(view, limits=limits, **parts) if lane else wrapped(wallet_app_routes(view, **parts), limits)
+    with capture_logs() as logs:
+        server = create_server(app, door=limits)
+        async with asyncio.timeout(PATIENCE), _served(server) as port:
+            raw, still_open = await _tell(story, port)
+    names = [name.decode() for answer in raw for name in _NAMES.findall(answer)]
+    assert len(set(names)) == len(names)
+    lines = [dict(line) for line in logs]
+    for line in lines:
+        assert line.pop("request_id", names[0] if names else None) in names or story.hangs_up
+    client = limits.who("127.0.0.1")
+    return Seen(
+        answers=[_CHANGING.sub(b"...", answer) for answer in raw],
+        open=still_open,
+        counts=counts,
+        refusals=limits.refusals,
+        owed=limits.wait(client) if client is not None else 0.0,
+        logs=lines,
+        asked=wallets.store.asked,
+        kept=len(wallets.store.kept),
+        served=0 if story.hangs_up else server.server_state.total_requests,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _served(server: Server) -> AsyncIterator[int]:
+    """The server's connections alone, on a port, until all have ended: itself it takes a tenth of a second to stop."""
+    server.config.load()
+    protocol: Any = server.config.http_protocol_class
+    made = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
+    listener = bind_tcp("127.0.0.1", 0)
+    async with await asyncio.get_running_loop().create_server(made, sock=listener):
+        yield listener.getsockname()[1]
+        while server.server_state.connections or server.server_state.tasks:
+            await asyncio.sleep(0.002)
+
+
+async def _tell(story: Story, port: int) -> tuple[list[bytes], bool]:
+    """The answers, and whether the connection is open after them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(ConnectionError):
+        for piece in story.sent:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+    found: list[bytes] = []
+    if not story.hangs_up:
+        with_body = not story.sent[0].startswith(b"HEAD")
+        async for answer in _answers(reader, len(story.statuses), with_body):
+            found.append(answer)
+    still_open = False
+    if found:
+        with contextlib.suppress(ConnectionError):
+            writer.write(PROBE)
+            async for answer in _answers(reader, 1, with_body=True):
+                still_open = answer.startswith(b"HTTP/1.1 ")
+    writer.close()
+    return found, still_open
+
+
+async def _answers(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
+    """So many answers, fewer where the connection ends before."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        for _ in range(number):
+            told = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"\r\ncontent-length: (\d+)\r\n", told)
+            body = await reader.readexactly(int(length[1])) if length is not None and with_body else b""
+            yield told + body

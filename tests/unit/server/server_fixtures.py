@@ -1,0 +1,134 @@
+"""A server on a socket of its own, and a client that speaks to it byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from helper.server.application import wrapped
+from helper.server.connection import ClientPolicy, ConnectionLimits
+from helper.server.http_server import Server, bind_tcp, create_server
+
+PATIENCE = 20.0
+ASK = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def hello(_request: Request) -> Response:
+    return Response(b"hello")
+
+
+async def echo(request: Request) -> Response:
+    return Response(await request.body())
+
+
+async def header_names(request: Request) -> Response:
+    await request.body()
+    return Response(",".join(request.headers.keys()))
+
+
+async def pause(request: Request) -> Response:
+    await asyncio.sleep(float(request.path_params["seconds"]))
+    return Response(b"paused")
+
+
+class Endless:
+    """Answers `GET /endless` until the client is gone, or never begins to.
+
+    Attributes:
+        disconnects: how many clients it has found gone.
+    """
+
+    def __init__(self) -> None:
+        self.disconnects = 0
+
+    async def stream(self, _request: Request) -> Response:
+        return StreamingResponse(self._pieces())
+
+    async def wait(self, request: Request) -> Response:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.disconnects += 1
+        return Response(b"nobody reads this")
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"piece"
+                await asyncio.sleep(0.01)
+        finally:
+            self.disconnects += 1
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    limits: ConnectionLimits, door: ClientPolicy | None = None, endless: Endless | None = None
+) -> AsyncIterator[int]:
+    """A server with these limits; yields its port."""
+    endless = endless or Endless()
+    app = wrapped(
+        [
+            Route("/endless/stream", endless.stream),
+            Route("/endless/wait", endless.wait),
+            Route("/hello", hello),
+            Route("/early", hello, methods=["POST"]),
+            Route("/echo", echo, methods=["POST"]),
+            Route("/header-names", header_names, methods=["POST"]),
+            Route("/pause/{seconds}", pause),
+        ]
+    )
+    server: Server = create_server(app, limits, door=door)
+    listener = bind_tcp("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    async with asyncio.timeout(PATIENCE):
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield port
+        finally:
+            server.should_exit = True
+            await task
+
+
+class Client:
+    """One raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, port: int, first: bytes = b"", source: str = "127.0.0.1") -> Client:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
+        client.writer.write(first)
+        return client
+
+    async def ask(self, request: bytes = ASK) -> bytes:
+        """The body of one answer."""
+        self.writer.write(request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        return await self.reader.readexactly(int(length.partition(b":")[2]))
+
+    async def rest(self) -> bytes:
+        """What comes until the server closes."""
+        try:
+            told = await self.reader.read()
+        except ConnectionResetError:
+            told = b""
+        self.writer.close()
+        return told
+
+
+def error_of(told: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error in its one shape."""
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    answer = json.loads(body)
+    assert set(answer) == {"status", "error"}
+    return int(head.split()[1]), answer

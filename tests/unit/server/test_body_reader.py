@@ -1,0 +1,168 @@
+"""Reading bodies: so many bytes, so many seconds, so much memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope
+
+from helper.ingest import payload
+from helper.server import body_reader as body_module
+from helper.server.body_reader import BodyReader
+from tests.unit.ingest.admission_fixtures import body
+from tests.unit.server.wallet_fixtures import SHARES, Wallets, is_error
+
+pytestmark = pytest.mark.anyio
+
+
+def request_of(*parts: bytes) -> tuple[Scope, Receive]:
+    """A request whose body comes in these parts."""
+    messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    return {"type": "http", "method": "POST", "headers": []}, receive
+
+
+async def endless(sent: list[int]) -> AsyncIterator[bytes]:
+    while True:
+        sent.append(65_536)
+        yield b" " * 65_536
+
+
+async def stall(begin: bytes) -> AsyncIterator[bytes]:
+    yield begin
+    await anyio.sleep_forever()
+
+
+async def test_a_body_is_joined_from_its_parts() -> None:
+    assert await BodyReader().read(*request_of(b"ab", b"", b"c")) == b"abc"
+
+
+async def test_a_small_body_that_is_here_already_is_not_waited_for() -> None:
+    scope, receive = request_of(b"from the wire")
+    here = {**scope, "state": {body_module.WHOLE: bytearray(b"here")}}
+    assert await BodyReader(small=3).read(here, receive) == b"from the wire", "a large one is counted as it comes"
+    assert await BodyReader().read(here, receive) == b"here"
+    assert here["state"][body_module.WHOLE] == b"", "an idle connection keeps no share"
+
+
+async def test_an_endless_body_is_cut_off() -> None:
+    wallets, sent = Wallets(), list[int]()
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=endless(sent))
+    assert answer.status_code == 413
+    is_error(answer)
+    assert answer.headers["connection"] == "close"
+    assert payload.MAX_BODY < sum(sent) < payload.MAX_BODY + 2 * body_module.DRAIN_BYTES
+
+
+async def test_two_mebibytes_are_refused() -> None:
+    wallets = Wallets()
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=body()[:-1] + b" " * (2 << 20) + b"}")
+    assert answer.status_code == 413
+    is_error(answer)
+    assert wallets.store.asked == []
+
+
+async def test_a_size_announced_is_refused_before_the_client_has_sent_it() -> None:
+    wallets = Wallets()
+    headers = {"Content-Length": str(payload.MAX_BODY + 1), "Expect": "100-continue"}
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=stall(b""), headers=headers)
+    assert answer.status_code == 413
+
+
+async def test_the_largest_body_is_read() -> None:
+    wallets = Wallets()
+    padding = payload.MAX_BODY - len(body())
+    async with wallets.client() as client:
+        fits = await client.post(SHARES, content=body()[:-1] + b" " * padding + b"}")
+        over = await client.post(SHARES, content=body()[:-1] + b" " * (padding + 1) + b"}")
+    assert (fits.status_code, over.status_code) == (200, 413)
+
+
+async def test_a_body_that_does_not_come_is_408() -> None:
+    wallets = Wallets(bodies=BodyReader(seconds=0.01))
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=stall(body()[:100]))
+    assert answer.status_code == 408
+    assert answer.headers["connection"] == "close"
+    is_error(answer)
+
+
+async def test_all_bodies_together_are_bounded() -> None:
+    reader = BodyReader(budget=100, small=0)
+    with pytest.raises(HTTPException) as caught:
+        await reader.read(*request_of(b" " * 60, b" " * 60))
+    assert caught.value.status_code == 429
+    # what was given up is free again
+    assert len(await reader.read(*request_of(b" " * 90))) == 90
+
+
+async def test_who_sends_large_bodies_turns_away_nobody_who_sends_a_small_one() -> None:
+    reader = BodyReader(budget=100, small=10)
+    async with anyio.create_task_group() as group:
+        here = anyio.Event()
+
+        messages: list[Message] = [{"type": "http.request", "body": b" " * 110, "more_body": True}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            here.set()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        group.start_soon(reader.read, {"type": "http", "method": "POST", "headers": []}, receive)
+        await here.wait()
+        assert len(await reader.read(*request_of(b" " * 5, b" " * 5))) == 10
+        with pytest.raises(HTTPException) as caught:
+            await reader.read(*request_of(b" " * 5, b" " * 6))
+        assert caught.value.status_code == 429
+        group.cancel_scope.cancel()
+    assert len(await reader.read(*request_of(b" " * 110))) == 110, "what was given up is free again"
+
+
+async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read() -> None:
+    reader = BodyReader(budget=100, budget_each=40, small=10)
+    scope, _ = request_of()
+    received = anyio.Event()
+
+    async def receive() -> Message:
+        if received.is_set():
+            await anyio.sleep_forever()
+        received.set()
+        return {"type": "http.request", "body": b"x" * 50, "more_body": True}
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(reader.read, scope, receive, b"first")
+        await received.wait()
+        with pytest.raises(HTTPException) as refused:
+            await reader.read(*request_of(b"x" * 11), b"first")
+        assert refused.value.status_code == 429
+        assert await reader.read(*request_of(b"x" * 10), b"first") == b"x" * 10
+        assert await reader.read(*request_of(b"x" * 50), b"second") == b"x" * 50
+        group.cancel_scope.cancel()
+    assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
+
+
+async def test_a_client_that_goes_away_is_no_error_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": SHARES, "headers": [], "query_string": b""}
+    await Wallets().app(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert "failed" not in capsys.readouterr().out

@@ -1,0 +1,103 @@
+"""Who a request is from: the peer, or whom a trusted proxy speaks for, and nothing that a client says of itself."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from helper.server.client_address import client_of, is_trusted
+
+PROXIES = tuple(map(ip_network, ("10.0.0.0/8", "fd00::/8")))
+PROXY = "10.0.0.1"
+CLIENT = "203.0.113.9"
+
+
+def v4(text: str) -> bytes:
+    return ip_address(text).packed
+
+
+def v6(text: str) -> bytes:
+    return ip_address(text).packed[:8]
+
+
+def forwarded(*lines: str) -> list[tuple[bytes, bytes]]:
+    return [(b"x-forwarded-for", line.encode()) for line in lines]
+
+
+def standard(*lines: str) -> list[tuple[bytes, bytes]]:
+    return [(b"forwarded", line.encode()) for line in lines]
+
+
+@pytest.mark.parametrize("headers", [[], forwarded("198.51.100.1"), standard("for=198.51.100.1")])
+def test_a_peer_that_is_no_proxy_is_the_client_whatever_it_says(headers: list[tuple[bytes, bytes]]) -> None:
+    assert client_of(CLIENT, headers, PROXIES) == v4(CLIENT)
+    assert client_of(PROXY, headers, ()) == v4(PROXY)
+
+
+def test_an_ipv6_client_is_its_network() -> None:
+    one, other, foreign = "2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"
+    assert client_of(one, [], PROXIES) == client_of(other, [], PROXIES) == v6(one)
+    assert client_of(foreign, [], PROXIES) != v6(one)
+    assert client_of("fe80::1%eth0", [], PROXIES) == v6("fe80::1")
+
+
+def test_an_ipv4_address_within_ipv6_is_the_ipv4_address() -> None:
+    assert client_of(f"::ffff:{CLIENT}", [], PROXIES) == v4(CLIENT)
+    assert client_of(f"::ffff:{PROXY}", forwarded(CLIENT), PROXIES) == v4(CLIENT)
+
+
+@pytest.mark.parametrize("peer", [None, "", "testclient"])
+def test_who_has_no_address_is_nobody(peer: str | None) -> None:
+    assert client_of(peer, forwarded(CLIENT), PROXIES) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        forwarded(CLIENT),
+        forwarded(f"198.51.100.1, {CLIENT}"),
+        forwarded(f"{CLIENT}, 10.9.9.9"),
+        forwarded("198.51.100.1", f"{CLIENT},fd00::5"),
+        forwarded(f"10.0.0.7,198.51.100.1,  {CLIENT}:4711 ,10.1.1.1"),
+        standard(f"for={CLIENT}"),
+        standard(f'For="{CLIENT}:80";proto=https;by=10.0.0.1'),
+        standard("for=198.51.100.1", f"proto=http; for={CLIENT} , for=10.2.2.2"),
+        [*forwarded(CLIENT), *standard(f"for={CLIENT}")],
+    ],
+)
+def test_a_trusted_proxy_is_believed_as_far_as_proxies_wrote(headers: list[tuple[bytes, bytes]]) -> None:
+    assert client_of(PROXY, headers, PROXIES) == v4(CLIENT)
+
+
+@pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:443"])
+def test_a_forwarded_ipv6_address_may_have_a_port(text: str) -> None:
+    assert client_of(PROXY, forwarded(text), PROXIES) == v6("2001:db8::1")
+    assert client_of(PROXY, standard(f'for="{text}"'), PROXIES) == v6("2001:db8::1")
+
+
+@pytest.mark.parametrize(
+    ("headers", "whose"),
+    [
+        ([], PROXY),
+        (forwarded(""), PROXY),
+        (forwarded(f"{CLIENT}, unknown"), PROXY),
+        (forwarded(f"{CLIENT}, nonsense, 10.7.7.7"), "10.7.7.7"),
+        (forwarded("10.3.3.3, 10.4.4.4"), "10.3.3.3"),
+        (standard("for=_hidden"), PROXY),
+        (standard("proto=https"), PROXY),
+        (standard(f'for="{CLIENT}'), PROXY),
+        ([*forwarded(CLIENT), *standard("for=198.51.100.1")], PROXY),
+        ([*forwarded("198.51.100.1"), *standard("for=unknown")], PROXY),
+    ],
+)
+def test_what_cannot_be_believed_is_the_last_proxys_own(headers: list[tuple[bytes, bytes]], whose: str) -> None:
+    assert client_of(PROXY, headers, PROXIES) == v4(whose)
+
+
+def test_trust_is_by_network() -> None:
+    assert is_trusted("10.255.0.1", PROXIES)
+    assert is_trusted("fd00::1", PROXIES)
+    assert not is_trusted("11.0.0.1", PROXIES)
+    assert not is_trusted(None, PROXIES)
+    assert not is_trusted("helper.sock", PROXIES)

@@ -1,0 +1,387 @@
+"""What one connection accepts: upgrade requests, pipelines, numbers of headers, half-closed connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+import uvloop
+from structlog.testing import capture_logs
+
+from helper.server.connection import MAX_PIPELINED, BoundedProtocol, ConnectionLimits
+from tests.unit.server.server_fixtures import ASK, Client, Endless, error_of, serving
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = ConnectionLimits(head_seconds=60, request_seconds=60)
+MAX_HEADERS = LIMITS.headers
+SMUGGLED = b"GET /hello HTTP/1.1\r\nHost: x\r\nX-Smuggled: yes\r\n\r\n"
+UPGRADES = [
+    (b"Upgrade", b"x"),
+    (b"Upgrade", b"websocket"),
+    (b"Upgrade, HTTP2-Settings", b"h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"),
+    (b"keep-alive, upgrade", b"foo/2, bar"),
+]
+"""Values of the headers Connection and Upgrade."""
+
+
+def post(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
+    """A request to `/echo` that asks for an upgrade."""
+    lines = [b"POST /echo HTTP/1.1", b"Host: x", b"Connection: " + upgrade[0], b"Upgrade: " + upgrade[1], *headers]
+    return b"\r\n".join([*lines, b"", b""]) + body
+
+
+def with_length(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
+    return post(body, b"Content-Length: %d" % len(body), *headers, upgrade=upgrade)
+
+
+def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
+    pieces = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return post(pieces + b"0\r\n" + trailers + b"\r\n", b"Transfer-Encoding: chunked")
+
+
+def split(data: bytes, *cuts: int) -> list[bytes]:
+    """The bytes in segments that end at these places."""
+    places = [0, *cuts, len(data)]
+    return [data[begin:end] for begin, end in itertools.pairwise(places) if begin < end]
+
+
+async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
+    """Everything that the server sends until it closes the connection; each segment arrives by itself."""
+    client = await Client.connect(port)
+    with contextlib.suppress(ConnectionError):
+        for number, segment in enumerate(segments):
+            client.writer.write(segment)
+            await client.writer.drain()
+            if number < len(segments) - 1:
+                # The round trip of another connection gives the server a turn to read this segment.
+                await (other := await Client.connect(port)).ask()
+                other.writer.close()
+    return await client.rest()
+
+
+def bodies(answer: bytes) -> list[bytes]:
+    """The body of each 200 in a byte stream of responses."""
+    return [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES, ids=lambda upgrade: upgrade[1].decode()[:9])
+async def test_upgrade_request_with_body_is_served_and_connection_closed(upgrade: tuple[bytes, bytes]) -> None:
+    async with serving(LIMITS) as port:
+        answer = await exchange(port, [with_length(b"a share", upgrade=upgrade)])
+        assert bodies(answer) == [b"a share"]
+        assert b"\r\nconnection: close\r\n" in answer
+
+
+HEAD_END = with_length(SMUGGLED).index(b"\r\n\r\n") + 4
+SEGMENTED = {
+    "one segment": [with_length(SMUGGLED)],
+    "body later": split(with_length(SMUGGLED), HEAD_END),
+    "body in two": split(with_length(SMUGGLED), HEAD_END, HEAD_END + 10),
+    "head in two": split(with_length(SMUGGLED), 20, HEAD_END),
+    "cut in the head's end": split(with_length(SMUGGLED), HEAD_END - 1),
+    "byte by byte at the boundary": split(with_length(SMUGGLED), *range(HEAD_END - 5, HEAD_END + 6)),
+    "chunked": [chunked(SMUGGLED)],
+    "chunked, later": split(chunked(SMUGGLED), chunked(b"").index(b"\r\n\r\n") + 4),
+    "chunked, chunk by chunk": split(chunked(SMUGGLED[:9], SMUGGLED[9:]), 120, 125, 140),
+    "chunked, with trailers": [chunked(SMUGGLED, trailers=b"X-Trailer: 1\r\n")],
+}
+
+
+@pytest.mark.parametrize("name", SEGMENTED)
+async def test_upgrade_request_body_is_never_parsed_as_request(name: str) -> None:
+    async with serving(LIMITS) as port:
+        assert bodies(await exchange(port, SEGMENTED[name])) == [SMUGGLED]
+
+
+@pytest.mark.parametrize("after", [SMUGGLED, b"\r\n" + SMUGGLED, b"\x00rubbish", with_length(b"again")])
+@pytest.mark.parametrize("body", [b"", b"a share"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_bytes_after_upgrade_request_are_never_parsed(after: bytes, body: bytes, is_late: bool) -> None:
+    async with serving(LIMITS) as port:
+        request = with_length(body)
+        segments = [request[:-1], request[-1:] + after] if is_late else [request + after]
+        assert bodies(await exchange(port, segments)) == [body]
+
+
+async def test_upgrade_request_without_framing_headers_has_no_body() -> None:
+    async with serving(LIMITS) as port:
+        request = ASK[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        assert bodies(await exchange(port, [request + SMUGGLED])) == [b"hello"]
+        assert bodies(await exchange(port, [request, SMUGGLED])) == [b"hello"]
+
+
+async def test_upgrade_request_after_pipelined_requests_is_served_last() -> None:
+    async with serving(LIMITS) as port:
+        segments = [ASK + ASK + with_length(SMUGGLED) + SMUGGLED]
+        assert bodies(await exchange(port, segments)) == [b"hello", b"hello", SMUGGLED]
+
+
+async def test_upgrade_request_answered_early_is_closed_after_its_body() -> None:
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port)
+        head = post(b"", b"Content-Length: %d" % len(SMUGGLED)).replace(b"/echo", b"/early")
+        client.writer.write(head)
+        assert b"\r\nconnection: close\r\n" in await client.reader.readuntil(b"\r\n\r\nhello")
+        other = await Client.connect(port)
+        assert await other.ask() == b"hello"
+        other.writer.close()
+        assert not client.reader.at_eof(), "closing now would reset the connection when the body arrives"
+        client.writer.write(SMUGGLED + SMUGGLED)
+        assert await client.rest() == b""
+
+
+async def test_upgrade_request_that_expects_100_is_continued_and_served() -> None:
+    async with serving(LIMITS) as port:
+        head, body = post(b"", b"Content-Length: %d" % len(SMUGGLED), b"Expect: 100-continue"), SMUGGLED
+        client = await Client.connect(port, head)
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.writer.write(body)
+        assert bodies(await client.rest()) == [SMUGGLED]
+
+
+FRAMINGS = {
+    "length and chunked": [b"Content-Length: 5", b"Transfer-Encoding: chunked"],
+    "chunked and length": [b"Transfer-Encoding: chunked", b"Content-Length: 5"],
+    "two lengths": [b"Content-Length: 5", b"Content-Length: 6"],
+    "negative length": [b"Content-Length: -5"],
+    "unknown coding": [b"Transfer-Encoding: gzip"],
+    "chunked is not the last coding": [b"Transfer-Encoding: chunked, gzip"],
+}
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+async def test_upgrade_request_with_ambiguous_framing_is_not_served(name: str) -> None:
+    async with serving(LIMITS) as port:
+        assert bodies(await exchange(port, [post(b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED, *FRAMINGS[name])])) == []
+        assert bodies(await exchange(port, [post(b"", *FRAMINGS[name]), b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED])) == []
+
+
+@pytest.mark.parametrize("target", [b"/echo", b"example.org:443"])
+async def test_connect_request_is_refused_and_connection_closed(target: bytes) -> None:
+    async with serving(LIMITS) as port:
+        for request in (b"CONNECT %b HTTP/1.1\r\nHost: x\r\n\r\n", b"CONNECT %b HTTP/1.1\r\nContent-Length: 9\r\n\r\n"):
+            assert error_of(await exchange(port, [request % target + SMUGGLED]))[0] == 400
+
+
+@pytest.mark.parametrize("version", [b"1.0\r\nConnection: keep-alive", b"1.1\r\nConnection: close"])
+async def test_bytes_after_last_request_of_connection_are_discarded(version: bytes) -> None:
+    async with serving(LIMITS) as port:
+        last = b"POST /echo HTTP/%b\r\nHost: x\r\nContent-Length: 2\r\n\r\nok" % version
+        for after in (SMUGGLED, b"\x00rubbish"):
+            assert bodies(await exchange(port, [last + after])) == [b"ok"]
+
+
+# Pipelines
+
+
+@pytest.fixture
+def pipeline_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of the pipeline whenever a request starts."""
+    lengths: list[int] = []
+    start = BoundedProtocol._start_asgi_task
+
+    def record(self: BoundedProtocol, *arguments: Any) -> None:
+        lengths.append(len(self.pipeline))
+        start(self, *arguments)
+
+    monkeypatch.setattr(BoundedProtocol, "_start_asgi_task", record)
+    return lengths
+
+
+def numbered(count: int) -> list[bytes]:
+    """Requests to `/echo`; some bodies look like many heads, some are larger than a segment."""
+    fillings = [b"", b"\n\r\n" * 60, SMUGGLED * 3, b"x" * 70_000]
+    contents = [b"%d %b" % (number, fillings[number % 50 % 7 % 4]) for number in range(count)]
+    return [b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(c), c) for c in contents]
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 4099, 211])
+async def test_pipeline_is_bounded_and_answered_in_order(segment_bytes: int, pipeline_lengths: list[int]) -> None:
+    requests = numbered(120 if segment_bytes == 211 else 600)
+    sent = b"".join(requests)
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port)
+
+        async def send() -> None:
+            for begin in range(0, len(sent), segment_bytes):
+                client.writer.write(sent[begin : begin + segment_bytes])
+                await client.writer.drain()
+
+        sending = asyncio.create_task(send())
+        for request in requests:
+            assert await client.ask(b"") == request.partition(b"\r\n\r\n")[2]
+        await sending
+        client.writer.close()
+    assert len(pipeline_lengths) == len(requests)
+    assert max(pipeline_lengths) <= MAX_PIPELINED
+
+
+async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int]) -> None:
+    count = 5000
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port)
+        client.writer.write(b"GET /x HTTP/1.1\r\n\r\n" * count + ASK[:-2] + b"Connection: close\r\n\r\n")
+        answer = await client.rest()
+    assert answer.count(b"HTTP/1.1 404 Not Found\r\n") == count
+    assert bodies(answer) == [b"hello"]
+    assert 0 < max(pipeline_lengths) <= MAX_PIPELINED
+
+
+async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> None:
+    limits = ConnectionLimits(head_seconds=1, request_seconds=1)
+    async with serving(limits) as port:
+        client = await Client.connect(port, b"GET /pause/2.5 HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n")
+        assert await client.ask(b"") == b"paused"
+        assert await client.ask(b"a share") == b"a share"
+        client.writer.close()
+
+
+# Number of headers
+
+
+@pytest.mark.parametrize("count", [MAX_HEADERS + 1, 15_000])
+async def test_request_with_too_many_headers_is_refused_with_431(count: int) -> None:
+    async with serving(LIMITS) as port:
+        answer = await exchange(port, [b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * count + b"\r\n"])
+        status, error = error_of(answer)
+        assert (status, error["error"]) == (431, "headers: there are more than 100")
+
+
+async def test_each_request_may_have_the_maximum_number_of_headers() -> None:
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port)
+        for _ in range(2):
+            assert await client.ask(b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n") == b"hello"
+        client.writer.close()
+
+
+TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+
+
+async def test_trailers_count_as_headers() -> None:
+    async with serving(LIMITS) as port:
+        answer = await exchange(port, [TRAILED + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"])
+        assert b"HTTP/1.1 200" not in answer
+
+
+async def test_trailers_are_not_merged_into_headers() -> None:
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port)
+        answer = await client.ask(TRAILED + b"X-Forwarded-For: 192.0.2.1\r\nX-Helper-Token: t\r\n\r\n")
+        assert answer == b"host,transfer-encoding"
+        client.writer.close()
+
+
+# Half-closed connections
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"
+PLAIN_POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\na share"
+
+
+def run(loop: LoopFactory, test: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(test)
+
+
+async def half_close(port: int, request: bytes) -> bytes:
+    """Everything that the server sends to a client that closes its sending side after the request."""
+    client = await Client.connect(port, request)
+    client.writer.write_eof()
+    return await client.rest()
+
+
+@LOOPS
+@pytest.mark.parametrize("dropped", [b"", b"GET /hel", PLAIN_POST[:-1]], ids=["complete", "half a head", "half a body"])
+def test_half_closed_client_gets_responses_to_complete_requests(loop: LoopFactory, dropped: bytes) -> None:
+    async def test() -> None:
+        async with serving(LIMITS) as port:
+            assert bodies(await half_close(port, PAUSE + dropped)) == [b"paused"]
+            assert bodies(await half_close(port, PLAIN_POST + PAUSE + ASK + dropped)) == [
+                b"a share",
+                b"paused",
+                b"hello",
+            ]
+
+    run(loop, test())
+
+
+@LOOPS
+def test_half_closed_client_with_partial_request_is_closed(loop: LoopFactory) -> None:
+    async def test() -> None:
+        async with serving(LIMITS) as port:
+            for partial in (b"", b"GET /hel", PLAIN_POST[:-1]):
+                assert await half_close(port, partial) == b""
+
+    run(loop, test())
+
+
+@LOOPS
+@pytest.mark.parametrize("kind", ["stream", "wait"])
+def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: str) -> None:
+    async def test() -> None:
+        endless = Endless()
+        async with serving(ConnectionLimits(half_closed_seconds=0.3), endless=endless) as port:
+            answer = await half_close(port, f"GET /endless/{kind} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert (b"piece" in answer) == (kind == "stream")
+            while endless.disconnects < 1:
+                await asyncio.sleep(0.01)
+
+    run(loop, test())
+
+
+@LOOPS
+def test_stream_ends_before_the_deadline_when_the_client_is_gone(loop: LoopFactory) -> None:
+    async def test() -> None:
+        endless = Endless()
+        async with serving(ConnectionLimits(half_closed_seconds=3600), endless=endless) as port:
+            client = await Client.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.reader.readuntil(b"piece")
+            client.writer.close()
+            while endless.disconnects < 1:
+                await asyncio.sleep(0.01)
+
+    run(loop, test())
+
+
+# The log
+
+
+@LOOPS
+def test_client_errors_write_no_log_lines(loop: LoopFactory, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(LIMITS) as port:
+            for request in (b"\x16\x03\x01", b"no HTTP\r\n\r\n", with_length(b""), b"CONNECT x:1 HTTP/1.1\r\n\r\n"):
+                await exchange(port, [request])
+
+    with capture_logs() as lines:
+        run(loop, test())
+    assert lines == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []
+
+
+@LOOPS
+def test_connection_closed_with_pipelined_requests_writes_no_log_lines(
+    loop: LoopFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with serving(LIMITS) as port:
+            for request in (PAUSE * 50, PAUSE + PLAIN_POST * 50, PAUSE * 2 + PLAIN_POST[:-1], ASK * 50):
+                client = await Client.connect(port)
+                await client.ask(ASK + request)
+                client.writer.transport.abort()
+            # Longer than the pauses of the connections above.
+            assert bodies(await half_close(port, PAUSE * 4)) == [b"paused"] * 4
+
+    with capture_logs() as lines:
+        run(loop, test())
+    assert lines == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO] == []

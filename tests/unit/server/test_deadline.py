@@ -1,0 +1,127 @@
+"""A deadline that is moved and taken away, over a loop whose time is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from helper.server.deadline import Deadline
+
+
+class Timer:
+    def __init__(self, at: float, callback: Callable[[], None]) -> None:
+        self.at = at
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """Its time, and its timers."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, at: float, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(at, callback))
+        return self.timers[-1]
+
+    def go_to(self, now: float) -> None:
+        """Let time pass, and what is due be called at its own time."""
+        while due := [timer for timer in self.waiting if timer.at <= now]:
+            first = min(due, key=lambda timer: timer.at)
+            self.timers.remove(first)
+            self.now = first.at
+            first.callback()
+        self.now = now
+
+    @property
+    def waiting(self) -> list[Timer]:
+        return [timer for timer in self.timers if not timer.cancelled]
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.late: list[float] = []
+        self.deadline = Deadline(
+            cast("asyncio.AbstractEventLoop", self.loop), lambda: self.late.append(self.loop.time())
+        )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_it_comes_once(scene: Scene) -> None:
+    scene.deadline.set(5)
+    scene.loop.go_to(4.9)
+    assert scene.deadline
+    assert scene.late == []
+    scene.loop.go_to(99)
+    assert not scene.deadline
+    assert scene.late == [5]
+
+
+def test_moved_on_it_comes_at_its_last_time(scene: Scene) -> None:
+    for start in range(100):
+        scene.loop.go_to(start / 10)
+        scene.deadline.set(scene.loop.now + 5)
+        assert len(scene.loop.waiting) == 1
+    assert len(scene.loop.timers) <= 2, "no timer is made for each move"
+    scene.loop.go_to(99)
+    assert scene.late == [9.9 + 5]
+
+
+def test_moved_nearer_it_comes_then(scene: Scene) -> None:
+    scene.deadline.set(9)
+    scene.deadline.set(3)
+    scene.loop.go_to(99)
+    assert scene.late == [3]
+
+
+def test_taken_away_it_does_not_come(scene: Scene) -> None:
+    scene.deadline.set(5)
+    scene.deadline.clear()
+    assert not scene.deadline
+    scene.loop.go_to(99)
+    assert scene.late == []
+    assert scene.loop.waiting == []
+
+
+def test_taken_away_and_set_again_it_comes_at_its_new_time(scene: Scene) -> None:
+    scene.deadline.set(5)
+    scene.deadline.clear()
+    scene.loop.go_to(4)
+    scene.deadline.set(12)
+    scene.loop.go_to(99)
+    assert scene.late == [12]
+
+
+def test_set_again_by_who_is_late_it_comes_again(scene: Scene) -> None:
+    def again() -> None:
+        scene.late.append(scene.loop.now)
+        if len(scene.late) < 3:
+            deadline.set(scene.loop.now + 5)
+
+    deadline = Deadline(cast("asyncio.AbstractEventLoop", scene.loop), again)
+    deadline.set(5)
+    scene.loop.go_to(99)
+    assert scene.late == [5, 10, 15]
+
+
+def test_closed_it_leaves_no_timer(scene: Scene) -> None:
+    scene.deadline.set(5)
+    scene.deadline.close()
+    assert not scene.deadline
+    assert scene.loop.waiting == []

@@ -1,0 +1,96 @@
+"""The stream of states over real sockets: whoever does not read is dropped, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from helper.observability.status_feed import Feed
+from helper.server.application import wrapped
+from helper.server.connection import ConnectionLimits
+from helper.server.http_server import bind_tcp, create_server
+from helper.server.routes.events import PATH, events_route
+from tests.support.clock import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 0.4
+LARGE = b"x" * (1 << 18)
+"""A state that the buffers do not take whole."""
+
+
+async def unasked() -> object:
+    raise AssertionError("no state is made in these tests")
+
+
+@contextlib.asynccontextmanager
+async def serving(feed: Feed) -> AsyncIterator[int]:
+    """The events, of a server that drops who does not read for a moment; yields its port."""
+    server = create_server(wrapped([events_route(feed, "token")]), ConnectionLimits(stalled_seconds=SECONDS))
+    listener = bind_tcp("127.0.0.1", 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with asyncio.timeout(30):
+            yield listener.getsockname()[1]
+    finally:
+        feed.close()
+        server.should_exit = True
+        await task
+
+
+async def listening(port: int) -> socket.socket:
+    """A connection that has asked for the events."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    asked = f"GET {PATH} HTTP/1.1\r\nHost: helper\r\nAuthorization: Bearer token\r\n\r\n"
+    await loop.sock_sendall(client, asked.encode())
+    return client
+
+
+async def heard(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
+    """Read until this has come, with a pause before each piece."""
+    told = b""
+    while text not in told:
+        await asyncio.sleep(pause)
+        got = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
+        assert got, f"the connection ended before {text!r}"
+        told = told[-100:] + got
+
+
+async def test_a_listener_that_does_not_read_is_dropped_and_the_others_are_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    feed = Feed(unasked, clock=FakeClock(), name="run")
+    async with serving(feed) as port:
+        with await listening(port) as deaf, await listening(port) as quick:
+            while feed.listeners < 2:
+                await asyncio.sleep(0.01)
+            for number in range(1, 9):
+                feed.publish(LARGE)
+                await heard(quick, b"id: run-%d\n" % number)
+                await heard(quick, b"x\n\n")
+            while feed.listeners > 1:
+                await asyncio.sleep(0.01)  # its place is free
+            feed.publish(b"last")
+            await heard(quick, b"data: last\n\n")
+            with pytest.raises((ConnectionResetError, AssertionError)):
+                await heard(deaf, b"data: last")
+    assert not any(capfd.readouterr()), "that one does not read is no error of ours"
+
+
+async def test_a_listener_that_reads_slowly_is_not_taken_for_deaf() -> None:
+    feed = Feed(unasked, clock=FakeClock(), name="run")
+    async with serving(feed) as port:
+        with await listening(port) as slow:
+            while not feed.listeners:
+                await asyncio.sleep(0.01)
+            feed.publish(LARGE + b"end")
+            await heard(slow, b"xend\n\n", pause=SECONDS / 20)

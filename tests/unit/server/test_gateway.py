@@ -1,0 +1,405 @@
+"""The chain under the helper's address: what is passed on and what not, to whom, and what of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from helper.chain.gateway_proxy import GatewayProxy
+from helper.server.client_address import client_of
+from helper.server.rate_limits import RefusalLimiter
+from helper.server.routes.gateway import READ, SENT, Gateway, GatewayLimits
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import ROUND_ID, Network, Node, answer, recorded
+from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets, is_error
+
+pytestmark = pytest.mark.anyio
+
+API = "/shielded-vote/v1"
+ROUND = f"{API}/round/{ROUND_ID.hex()}"
+LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
+VOTE = {"vote_commitment": "AAAA"}
+TAKEN = {"tx_hash": "AB" * 32, "code": 0}
+
+
+class Door:
+    """A helper with its gateway in front of two nodes, first and second."""
+
+    def __init__(self, *, burst: int = 100, **limits: Any) -> None:
+        self.clock = FakeClock()
+        self.first, self.second = Node(self.clock), Node(self.clock)
+        self.network = Network(first=self.first, second=self.second)
+        self.endpoints = self.network.endpoints(self.clock)
+        self.limits = RefusalLimiter(self.clock, burst=burst)
+        self.gateway = Gateway(
+            GatewayProxy(self.endpoints, timeout=0.3, limit=1 << 16, transport=self.network),
+            client=self.limits.client,
+            limits=GatewayLimits(**limits),
+        )
+        self.wallets = Wallets(limits=self.limits, more=self.gateway.routes())
+
+    def asked(self) -> list[list[str]]:
+        """What came to each node since it was last looked."""
+        found = [list(node.asked) for node in (self.first, self.second)]
+        for node in (self.first, self.second):
+            node.asked.clear()
+        return found
+
+    def answering(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: Node) -> None:
+        """Have nodes (the first) answer a piece of a path so."""
+        for node in nodes or (self.first,):
+            node.faults[path] = make
+
+
+@contextlib.asynccontextmanager
+async def door(**settings: Any) -> AsyncIterator[tuple[Door, httpx.AsyncClient]]:
+    """A door with fresh nodes, and a client of it."""
+    made = Door(**settings)
+    await made.endpoints.check()
+    made.asked()
+    async with made.wallets.client() as client:
+        try:
+            yield made, client
+        finally:
+            await made.gateway.aclose()
+            await made.endpoints.aclose()
+
+
+async def test_what_wallets_read_is_passed_on_as_it_is_and_as_it_comes() -> None:
+    async with door() as (made, client):
+        rounds = await client.get(f"{API}/rounds")
+        assert rounds.status_code == 200
+        assert rounds.json()["rounds"][0]["status"] == 1
+        assert rounds.headers["content-type"] == "application/json"
+        assert rounds.headers["cache-control"] == "no-store"
+        assert rounds.headers["access-control-allow-origin"] == "*"
+        assert made.asked() == [[f"{API}/rounds"], []]
+
+        unknown = answer(500, recorded("unknown round")["response"])
+        made.answering("/round/", lambda _: unknown)
+        told = await client.get(ROUND)
+        assert (told.status_code, told.json()) == (500, recorded("unknown round")["response"])
+
+        block = await client.get(LATEST)
+        assert block.json()["block"]["header"]["height"] == "463"
+        assert block.headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize("path", READ)
+async def test_every_path_of_the_list_comes_through(path: str) -> None:
+    path = path.format(name="ab" * 32, height="84")
+    async with door() as (made, client):
+        made.answering(path, lambda _: answer(200, {"this": "one"}))
+        assert (await client.get(path)).json() == {"this": "one"}
+        assert made.asked() == [[path], []]
+
+
+@pytest.mark.parametrize("path", SENT)
+async def test_votes_are_sent_with_their_body_and_nothing_else(path: str) -> None:
+    seen: list[httpx.Request] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return answer(200, TAKEN)
+
+    async with door() as (made, client):
+        made.answering(path, take)
+        headers = {
+            "Cookie": "who=me",
+            "X-Forwarded-For": "203.0.113.9",
+            "X-Helper-Token": "hush",
+            "Authorization": "Bearer hush",
+            "User-Agent": "a wallet of 2026",
+            "X-Request-Id": "17",
+            "Referer": "https://wallet.example/",
+            "Origin": "https://wallet.example",
+        }
+        sent = await client.post(path, json=VOTE, headers=headers, params={"who": "me"})
+        assert (sent.status_code, sent.json()) == (200, TAKEN)
+    (request,) = seen
+    assert json.loads(request.content) == VOTE
+    assert request.url.raw_path.decode() == path
+    assert set(request.headers) == {
+        "host",
+        "accept",
+        "accept-encoding",
+        "connection",
+        "user-agent",
+        "content-type",
+        "content-length",
+    }
+    assert "wallet" not in request.headers["user-agent"]
+    assert not [value for value in request.headers.values() if "hush" in value or "203." in value]
+
+
+async def test_of_a_query_only_what_is_known_goes_on() -> None:
+    leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves"
+    async with door() as (made, client):
+        found = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
+        assert found.status_code == 200
+        assert found.json()["blocks"]
+        assert made.asked() == [[f"{leaves}?from_height=80&to_height=90"], []]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", f"{API}/reveal-share", 404),
+        ("GET", f"{API}/reveal-share", 404),
+        ("GET", f"{API}/snapshot-data/1", 404),
+        ("GET", "/cosmos/tx/v1beta1/txs", 404),
+        ("POST", "/cosmos/tx/v1beta1/txs", 404),
+        ("GET", "/cosmos/auth/v1beta1/accounts/sv1abc", 404),
+        ("GET", "/devnet/faults", 404),
+        ("GET", f"{API}/rounds/", 404),
+        ("GET", f"/{API}/rounds", 404),
+        ("GET", f"{API}//rounds", 404),
+        ("GET", f"{API}/rounds%2Factive", 404),
+        ("GET", f"{API}/%72ounds", 404),
+        ("GET", f"{API}/round/%2e%2e", 404),
+        ("GET", f"{API}/round/..%2frounds", 404),
+        ("GET", f"{API}/round/a%00b", 404),
+        ("GET", f"{API}/round/a b", 404),
+        ("GET", f"{API}/round/a%0d%0aHost:%20b", 404),
+        ("GET", f"{API}/round/{'a' * 129}", 404),
+        ("GET", f"{API}/commitment-tree/ab/-1", 404),
+        ("GET", f"{API}/tally/ab/1;x", 404),
+        ("POST", f"{API}/rounds", 405),
+        ("PUT", f"{API}/rounds", 405),
+        ("DELETE", f"{API}/rounds", 405),
+        ("TRACE", f"{API}/rounds", 405),
+        ("CONNECT", f"{API}/rounds", 405),
+        ("HEAD", f"{API}/rounds", 405),
+        ("GET", f"{API}/cast-vote", 405),
+        ("PATCH", f"{API}/cast-vote", 405),
+    ],
+)
+async def test_anything_else_is_refused_and_asks_no_node(method: str, path: str, status: int) -> None:
+    async with door() as (made, client):
+        refused = await client.request(method, path, content=b"{}" if method == "POST" else None)
+        assert refused.status_code == status
+        if method != "HEAD":
+            is_error(refused)
+        assert made.asked() == [[], []]
+
+
+async def test_the_helpers_own_routes_are_its_own() -> None:
+    async with door() as (made, client):
+        assert (await client.get(STATUS)).json()["status"] == "ok"
+        assert (await client.post(SHARES, json={})).status_code == 400
+        assert (await client.get(f"{API}/share-status/{'00' * 32}/{'00' * 32}")).json() == {"status": "pending"}
+        assert (await client.get(f"{API}/queue-status")).status_code == 404
+        assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
+        assert made.asked() == [[], []]
+
+
+async def test_a_share_causes_no_request_of_the_gateway() -> None:
+    async with door() as (made, client):
+        for _ in range(3):
+            await client.post(SHARES, json={})
+        await anyio.sleep(0)
+        assert made.asked() == [[], []]
+
+
+async def test_a_node_that_is_not_fresh_is_not_asked_and_none_is_503() -> None:
+    async with door() as (made, client):
+        made.first.syncing, made.first.height = True, made.first.height + 1
+        await made.endpoints.check()
+        made.asked()
+        assert (await client.get(f"{API}/rounds")).status_code == 200
+        assert made.asked() == [[], [f"{API}/rounds"]]
+        made.second.chain_id = "another"
+        await made.endpoints.check()
+        made.asked()
+        for refused in (await client.get(f"{API}/rounds"), await client.post(f"{API}/cast-vote", json=VOTE)):
+            assert refused.status_code == 503
+            assert "no node" in is_error(refused)
+        assert made.asked() == [[], []]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_read_goes_to_the_next_node_and_the_last_ones_answer_counts(status: int) -> None:
+    async with door() as (made, client):
+        made.answering("/rounds", lambda _: answer(status, {"error": "not now"}))
+        assert (await client.get(f"{API}/rounds")).status_code == 200
+        assert made.asked() == [[f"{API}/rounds"], [f"{API}/rounds"]]
+        made.answering("/rounds", lambda _: answer(status, {"error": "not now"}), made.second)
+        told = await client.get(f"{API}/rounds")
+        assert (told.status_code, told.json()) == (status, {"error": "not now"})
+
+
+async def test_a_read_that_hangs_goes_to_the_next_node() -> None:
+    async with door() as (made, client):
+        made.first.hangs = True
+        assert (await client.get(f"{API}/rounds")).status_code == 200
+        made.second.hangs = True
+        refused = await client.get(f"{API}/rounds")
+        assert refused.status_code == 503
+        assert "first" not in is_error(refused)
+        # and the helper thinks of its nodes as before
+        assert made.endpoints.reasons() == {"first:1317": None, "second:1317": None}
+
+
+async def test_a_vote_is_sent_to_the_next_node_only_if_nothing_was_sent() -> None:
+    def take(_: httpx.Request) -> httpx.Response:
+        return answer(200, TAKEN)
+
+    async with door() as (made, client):
+        made.answering("/cast-vote", take, made.second)
+        del made.network.nodes["first"]  # refuses the connection
+        assert (await client.post(f"{API}/cast-vote", json=VOTE)).json() == TAKEN
+        assert made.asked() == [[], [f"{API}/cast-vote"]]
+        del made.network.nodes["second"]
+        refused = await client.post(f"{API}/cast-vote", json=VOTE)
+        assert refused.status_code == 503
+        assert "nothing was sent" in is_error(refused)
+
+
+def _breaks(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("reset", request=request)
+
+
+def _elsewhere(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(307, headers={"location": "http://second:1317/shielded-vote/v1/cast-vote"})
+
+
+@pytest.mark.parametrize("make", [_breaks, _elsewhere])
+async def test_a_vote_whose_answer_was_lost_is_not_sent_again(make: Callable[[httpx.Request], httpx.Response]) -> None:
+    async with door() as (made, client):
+        made.answering("/cast-vote", make)
+        lost = await client.post(f"{API}/cast-vote", json=VOTE)
+        assert lost.status_code == 502
+        assert "look for the transaction" in is_error(lost)
+        made.first.faults.clear()
+        made.first.hangs = True
+        assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 502
+        assert made.asked() == [[f"{API}/cast-vote"] * 2, []]
+
+
+@pytest.mark.parametrize("status", [422, 429, 503])
+async def test_a_nodes_own_word_on_a_vote_is_passed_on(status: int) -> None:
+    async with door() as (made, client):
+        told = {"code": 1, "log": "nullifier already spent"}
+        made.answering("/cast-vote", lambda _: answer(status, told))
+        refused = await client.post(f"{API}/cast-vote", json=VOTE)
+        assert (refused.status_code, refused.json()) == (status, told)
+        assert made.asked() == [[f"{API}/cast-vote"], []]
+
+
+@pytest.mark.parametrize(
+    "made_answer",
+    [
+        httpx.Response(301, headers={"location": "http://127.0.0.1:1/"}),
+        httpx.Response(200, content=b"{}", headers={"content-type": "application/json", "content-encoding": "br"}),
+        httpx.Response(200, content=b"<script>", headers={"content-type": "text/html"}),
+        httpx.Response(200, content=b"{}"),
+    ],
+    ids=["a redirect", "compressed", "a page", "no type"],
+)
+async def test_what_is_no_answer_of_a_chain_is_not_passed_on(made_answer: httpx.Response) -> None:
+    async with door() as (made, client):
+        made.answering("/rounds", lambda _: made_answer, made.first, made.second)
+        refused = await client.get(f"{API}/rounds")
+        assert refused.status_code == 502
+        is_error(refused)
+
+
+async def test_a_refusal_without_json_keeps_its_status() -> None:
+    async with door() as (_, client):
+        told = await client.get(f"{API}/endorsed-rounds/zodl")
+        assert told.status_code == 404
+        is_error(told)
+
+
+async def test_headers_of_a_node_stay_with_it() -> None:
+    def make(_: httpx.Request) -> httpx.Response:
+        headers = {
+            "Content-Type": "application/json; charset=utf-8",
+            "Set-Cookie": "who=me",
+            "Server": "node",
+            "Cache-Control": "public, max-age=600",
+            "Access-Control-Allow-Origin": "https://other.example",
+            "Connection": "keep-alive, x-secret",
+            "Keep-Alive": "timeout=5",
+            "Retry-After": "7",
+            "Grpc-Metadata-X": "1",
+        }
+        return httpx.Response(503, content=b"{}", headers=headers)
+
+    async with door() as (made, client):
+        made.answering("/rounds", make, made.first, made.second)
+        found = await client.get(f"{API}/rounds")
+        assert len(found.headers.pop("x-request-id")) == 16
+        assert dict(found.headers) == {
+            "content-type": "application/json",
+            "cache-control": "no-store",
+            "x-content-type-options": "nosniff",
+            "content-length": "2",
+            "retry-after": "7",
+            "access-control-allow-origin": "*",
+            "access-control-expose-headers": "Retry-After, X-Request-Id",
+        }
+
+
+async def test_a_vote_that_is_too_large_reaches_no_node() -> None:
+    async with door() as (made, client):
+        refused = await client.post(f"{API}/cast-vote", content=b" " * ((1 << 20) + 1))
+        assert refused.status_code == 413
+        is_error(refused)
+        assert made.asked() == [[], []]
+
+
+async def test_an_answer_that_says_to_be_too_long_is_refused() -> None:
+    async with door() as (made, client):
+        long = answer(200, {"leaves": "A" * (1 << 16)})
+        made.answering("/rounds", lambda _: long, made.first, made.second)
+        assert (await client.get(f"{API}/rounds")).status_code == 502
+
+
+async def test_refusals_cost_their_client_but_waiting_for_a_block_does_not() -> None:
+    async with door(burst=3) as (made, client):
+        for _ in range(10):
+            assert (await client.get(f"{API}/tx/{'AB' * 32}")).status_code == 404
+        made.answering("/cast-vote", lambda _: answer(422, {"code": 1, "log": "no"}))
+        assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 422
+        assert (await client.get(f"{API}/round/%2e%2e")).status_code == 404
+        assert (await client.put(f"{API}/rounds")).status_code == 405
+        made.asked()
+        assert (await client.get(f"{API}/rounds")).status_code == 429
+        assert made.asked() == [[], []]
+
+
+async def test_there_is_room_for_so_many_at_once_and_for_so_many_of_one_client() -> None:
+    async with door(at_once=3, at_once_each=2, whole_seconds=0.5) as (made, client):
+        made.first.hangs = made.second.hangs = True
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(client.get, f"{API}/rounds")
+            await _until(lambda: made.gateway.under_way == 2)
+            refused = await client.get(f"{API}/rounds")
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"]
+            other = httpx.ASGITransport(app=made.wallets.app, client=("203.0.113.9", 1))
+            async with httpx.AsyncClient(transport=other, base_url="http://helper") as another:
+                group.start_soon(another.get, f"{API}/rounds")
+                await _until(lambda: made.gateway.under_way == 3)
+                assert (await another.get(f"{API}/rounds")).status_code == 503
+        assert made.gateway.under_way == 0
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not holds():
+            await anyio.sleep(0.005)
+
+
+def test_the_lists_have_nothing_twice_and_no_reveal() -> None:
+    assert len({*READ, *SENT}) == len(READ) + len(SENT)
+    assert not [path for path in (*READ, *SENT) if "reveal" in path or "share" in path]
+    assert client_of("127.0.0.1", (), ()) is not None

@@ -1,0 +1,320 @@
+"""The API's description: it is of all routes, it is valid, and payloads and answers are as it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import jsonschema_rs
+import pytest
+import schemathesis
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from helper.app.listeners import Listeners
+from helper.chain.node_pool import NodePool
+from helper.chain.round_registry import RoundRegistry
+from helper.config import Config
+from helper.observability.health_checks import Check
+from helper.observability.stats import Stats
+from helper.server.application import wallet_app_routes
+from helper.server.body_reader import BodyReader
+from helper.server.docs_html import page
+from helper.server.openapi import ApiRoute, Operation, document
+from helper.store.sqlite.store import SqliteStore
+from tests.support.clock import FakeClock
+from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, body, payload
+from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
+
+pytestmark = pytest.mark.anyio
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
+
+
+async def described(**settings: Any) -> dict[str, Any]:
+    """The document that an application tells."""
+    async with Wallets(**settings).client() as client:
+        answer = await client.get("/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def responses(told: dict[str, Any], path: str, method: str = "get") -> dict[str, Any]:
+    found: dict[str, Any] = told["paths"][path][method]["responses"]
+    return found
+
+
+def conforms(told: dict[str, Any], response: dict[str, Any], answer: Any) -> bool:
+    """Whether an answer is as one of the document's responses says."""
+    schema = response["content"]["application/json"]["schema"]
+    return jsonschema_rs.is_valid({**schema, "components": told["components"]}, answer)
+
+
+@pytest.mark.parametrize("expose", [False, True])
+async def test_it_describes_every_route_and_no_other(expose: bool) -> None:
+    async def anything(_request: Request) -> Response:
+        return Response()
+
+    more = ApiRoute("/more/{name}", anything, "GET", Operation("More.", dict[str, int]))
+    wallets = Wallets()
+    routes = wallet_app_routes(wallets.view, api_token="", expose_queue_status=expose, bodies=BodyReader(), more=[more])
+    assert all(isinstance(route, Route) for route in routes)
+    kinds = [route for route in routes if isinstance(route, Route)]
+    served = {(route.path, method) for route in kinds for method in route.methods or () if method != "HEAD"}
+    told = await described(expose_queue_status=expose, more=[more])
+    assert {(path, method.upper()) for path, one in told["paths"].items() for method in one} == served
+    assert (STATUS, "GET") in served
+
+
+@pytest.mark.parametrize("token", ["", "of a closed set-up"])
+async def test_it_is_valid(token: str) -> None:
+    told = await described(api_token=token, expose_queue_status=True)
+    assert told["openapi"].startswith("3.1")
+    schemathesis.openapi.from_dict(told).validate()
+    for schema in _schemas(told):
+        jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
+
+
+def _schemas(node: Any) -> list[Any]:
+    if not isinstance(node, dict | list):
+        return []
+    inner = list(node.values()) if isinstance(node, dict) else node
+    own = [node["schema"]] if isinstance(node, dict) and "schema" in node else []
+    return own + [found for one in inner for found in _schemas(one)]
+
+
+async def test_what_is_read_is_what_it_says() -> None:
+    share = (await described())["paths"][SHARES]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for recorded in PAYLOADS:
+        assert jsonschema_rs.is_valid(share, recorded)
+    breaks: dict[str, Any] = {
+        "proposal_id": 51,
+        "vote_decision": -1,
+        "tree_position": 1 << 24,
+        "submit_at": "0",
+        "vote_round_id": "0" * 63,
+        "share_comms": PAYLOADS[0]["share_comms"][:15],
+        "shares_hash": "",
+        "primary_blind": None,
+        "enc_share": {"c1": PAYLOADS[0]["enc_share"]["c1"]},
+    }
+    assert breaks.keys() == share["properties"].keys()
+    for name, value in breaks.items():
+        assert not jsonschema_rs.is_valid(share, payload(**{name: value}))
+    assert set(share["required"]) == share["properties"].keys() - {"submit_at"}
+
+
+async def test_answers_are_what_it_says() -> None:
+    wallets = Wallets(expose_queue_status=True)
+    path = SHARE_STATUS.format(round_id=ROUND_ID.hex(), nullifier=NULLIFIER.hex())
+    async with wallets.client() as client:
+        told = (await client.get("/openapi.json")).json()
+        exchanges = {
+            (SHARES, "post"): [await client.post(SHARES, content=content) for content in (body(), body(), b"{")],
+            (SHARE_STATUS, "get"): [await client.get(path), await client.get(path.upper())],
+            (STATUS, "get"): [await client.get(STATUS)],
+            ("/shielded-vote/v1/queue-status", "get"): [await client.get("/shielded-vote/v1/queue-status")],
+        }
+    for (route, method), answers in exchanges.items():
+        for answer in answers:
+            assert conforms(told, responses(told, route, method)[str(answer.status_code)], answer.json())
+    assert not conforms(told, responses(told, "/shielded-vote/v1/queue-status")["200"], {"ab": {"total": 1}})
+    assert not conforms(told, responses(told, STATUS)["200"], {"status": "error", "error": "no"})
+
+
+async def test_a_token_is_asked_for_where_one_is_set() -> None:
+    guarded = await described(api_token="of a closed set-up")
+    assert "401" in responses(guarded, SHARES, "post")
+    assert "401" not in responses(guarded, STATUS)
+    (scheme,) = guarded["components"]["securitySchemes"].values()
+    assert (scheme["in"], scheme["name"]) == ("header", "X-Helper-Token")
+    free = await described()
+    assert "401" not in responses(free, SHARES, "post")
+    assert "of a closed set-up" not in json.dumps(guarded)
+
+
+def test_a_route_without_a_word_is_not_described() -> None:
+    assert document([], tokens=())["paths"] == {}
+
+
+# Everything on the wallets' port
+
+
+def whole(folder: Path, **changes: Any) -> Listeners:
+    """All doors of a helper, with every part of it switched on."""
+    values = {
+        "helper": {"db_path": str(folder / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
+        "operator": {"token": "of operators"},
+        "ui": {"enable": True},
+        "gateway": {"enable": True},
+        **changes,
+    }
+    config = Config.model_validate(values)
+    clock = FakeClock()
+    doors = Listeners(config, endpoints=NodePool([], clock=clock, chain_id="x-1"), clock=clock)
+    store = SqliteStore(config.db_path)
+    rounds = cast(RoundRegistry, SimpleNamespace(all=list))
+    checks: list[Check] = [Check("store")]
+    doors.join_queue(Wallets().view, store, rounds, facts=dict, checks=lambda: checks, stats=Stats())
+    return doors
+
+
+async def told_by(doors: Listeners, path: str = "/openapi.json") -> httpx.Response:
+    transport = httpx.ASGITransport(app=doors._wallets)
+    async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+        return await client.get(path)
+
+
+async def test_every_path_of_the_wallets_port_is_described(tmp_path: Path) -> None:
+    doors = whole(tmp_path)
+    told = (await told_by(doors)).json()
+    schemathesis.openapi.from_dict(told).validate()
+    for schema in _schemas(told):
+        jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
+    paths = set(told["paths"])
+    assert {
+        "/shielded-vote/v1/shares",
+        "/shielded-vote/v1/events",
+        "/shielded-vote/v1/rounds",
+        "/shielded-vote/v1/cast-vote",
+        "/api/register-validator",
+        "/api/pending-validators",
+        "/livez",
+        "/readyz",
+        "/docs",
+        "/docs/style.css",
+        "/openapi.json",
+        "/{path}",
+    } <= paths
+    served = {("GET", "/{path}")}
+    for route in _routes(doors):
+        served |= {(method, route.path) for method in route.methods or () if method != "HEAD"}
+    described_paths = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
+    assert described_paths == {(method, path.replace(":path", "")) for method, path in served}
+
+
+def _routes(doors: Listeners) -> Iterator[Route]:
+    """Every route behind the wallets' port, whatever it says of itself."""
+    app: Any = doors._wallets
+    while not isinstance(app, Starlette):
+        app = app._app
+    for route in app.routes:
+        if isinstance(route, Mount):
+            inner: Any = route.app
+            while not isinstance(inner, Starlette):
+                inner = inner._app
+            for one in inner.routes:
+                assert isinstance(one, Route)
+                yield Route(route.path + one.path, one.endpoint, methods=list(one.methods or ()))
+        else:
+            assert isinstance(route, Route)
+            yield route
+
+
+async def test_what_is_shut_is_not_described(tmp_path: Path) -> None:
+    shut = (await told_by(whole(tmp_path, operator={"token": ""}, gateway={}, ui={}))).json()
+    assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(shut["paths"])
+    assert set(shut["components"]["securitySchemes"]) == {"helperToken"}
+    open_ = (await told_by(whole(tmp_path))).json()
+    assert open_["paths"]["/shielded-vote/v1/events"]["get"]["security"] == [{"operatorToken": []}]
+    assert "401" in responses(open_, "/shielded-vote/v1/events")
+    assert "of operators" not in json.dumps(open_)
+
+
+async def test_without_a_queue_the_rest_is_described(tmp_path: Path) -> None:
+    clock = FakeClock()
+    config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db"), "disable": True}})
+    doors = Listeners(config, endpoints=NodePool([], clock=clock), clock=clock)
+    told = (await told_by(doors)).json()
+    assert "/api/rounds" in told["paths"]
+    assert "/shielded-vote/v1/shares" not in told["paths"]
+    assert (await told_by(doors, "/docs")).status_code == 200
+
+
+async def test_health_is_as_it_says(tmp_path: Path) -> None:
+    doors = whole(tmp_path)
+    told = (await told_by(doors)).json()
+    answer = await told_by(doors, "/readyz?verbose")
+    assert answer.text.startswith("[+]store ok")
+    kinds = responses(told, "/readyz")
+    assert set(kinds["200"]["content"]) == {"text/plain"}
+    assert set(kinds["503"]["content"]) == {"text/plain", "application/json"}
+
+
+# For people
+
+
+async def test_the_page_is_of_the_same_document_without_a_script(tmp_path: Path) -> None:
+    doors = whole(tmp_path)
+    told = (await told_by(doors)).json()
+    answer = await told_by(doors, "/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self'")
+    assert "unsafe" not in policy
+    found = Parsed()
+    found.feed(answer.text)
+    assert found.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
+    assert "style" not in found.attributes
+    assert not {name for name in found.attributes if name.startswith("on")}
+    assert {link for link in found.links if "://" in link} == set(), "nothing from elsewhere"
+    targets = {link.removeprefix("#") for link in found.links if link.startswith("#")}
+    assert targets <= found.ids
+    for path in told["paths"]:
+        assert path in found.text
+    assert "primary_blind" in found.text
+    style = await told_by(doors, "/docs/style.css")
+    assert (style.status_code, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
+    assert "url(" not in style.text
+    assert "@import" not in style.text
+
+
+def test_a_text_of_the_document_is_no_html() -> None:
+    evil = "<script>alert(1)</script>"
+    answer = {"description": evil, "content": {evil: {"schema": {"type": "string", "description": evil}}}}
+    operation = {
+        "summary": evil,
+        "parameters": [{"name": evil, "in": "query", "schema": {"enum": [evil]}}],
+        "responses": {"200": answer},
+    }
+    schema = {"description": evil, "properties": {evil: {"const": evil}}}
+    document_ = {
+        "info": {"title": evil, "version": evil, "description": evil},
+        "paths": {f"/{evil}": {"get": operation}},
+        "components": {"schemas": {evil: schema}},
+    }
+    assert "<script" not in page(document_, style="/docs/style.css")
+
+
+class Parsed(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: set[str] = set()
+        self.ids: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            self.attributes.add(name)
+            if name in {"href", "src"}:
+                self.links.add(value or "")
+            if name == "id":
+                assert value not in self.ids, "one of its own"
+                self.ids.add(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

@@ -1,0 +1,264 @@
+"""Acts over the control socket: who asks is the kernel's word, and each refusal has a status of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import pwd
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from helper.core.share import ShareState
+from helper.errors import StoreFull
+from helper.operations.export_format import Head, write_head, write_line
+from helper.server.action_views import RoundState
+from helper.server.application import wrapped
+from helper.server.http_server import bind_tcp, create_server, unix_listener
+from helper.server.middleware import JsonResponse
+from helper.server.peer_credentials import user_name
+from helper.server.routes.operator import create_operator_app, rounds_route
+from helper.server.routes.operator_actions import MARK, MAX_BODY, operator_action_routes
+from helper.store import SqliteStore
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.operations.action_fixtures import NOW, Desk
+from tests.unit.operations.test_actions import failed
+from tests.unit.operations.test_import_queue import NOTHING_IMPORTED, waiting
+from tests.unit.store.fixtures import posted
+
+pytestmark = pytest.mark.anyio
+
+ME = {"uid": os.getuid(), "who": pwd.getpwuid(os.getuid()).pw_name, "way": "socket"}
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    one = Desk(tmp_path / "queue.db")
+    await one.open()
+    yield one
+    await one.store.close()
+
+
+@pytest.fixture
+async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The operators' application of a real store behind a real socket."""
+    states = [
+        RoundState(ROUND_ID, 1, END, 50, 7, closed=False),
+        RoundState(b"\x01" * 32, 9, END + 5, 51, 0, closed=True),
+    ]
+    rounds = rounds_route(desk.store, lambda: states, lambda: NOW + 0.5)
+    app = create_operator_app(desk.store, dict, more=[rounds, *operator_action_routes(desk.operations)])
+    path = tmp_path / "helper.sock"
+    with unix_listener(path) as listener:
+        server = create_server(app)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://daemon", timeout=30) as client:
+            yield client
+        server.should_exit = True
+        await task
+
+
+def said(answer: httpx.Response) -> str:
+    """The text of a refusal; where the state of things is at fault, there is an advice too."""
+    told = answer.json()
+    assert told.keys() - {"advice"} == {"status", "error"}
+    assert bool(told.get("advice")) is (answer.status_code in {404, 409, 422, 503})
+    return str(told["error"])
+
+
+async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
+    answer = (await daemon.get("/actions")).json()
+    assert answer["source"] == "daemon"
+    return list(answer["actions"])
+
+
+async def test_a_retry_is_done_and_on_record_under_the_users_name(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    await failed(desk, 1, 2)
+
+    rehearsed = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
+    assert await audit(daemon) == []
+    done = await daemon.post("/queue/retry", json={"stage": "proof"})
+
+    expected = {"source": "daemon", "retried": 2, "closed": 0, "not_failed": 0}
+    assert rehearsed.json() == {**expected, "dry_run": True}
+    assert done.json() == {**expected, "dry_run": False}
+    (act,) = await audit(daemon)
+    at = {"at": NOW, "ended": NOW, "id": 1}
+    assert act == {**ME, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
+
+
+async def test_an_export_is_on_record_and_gives_up_what_is_marked(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    await failed(desk, 1, 2)
+    rows = await desk.store._reader.run("SELECT id, row_check FROM shares ORDER BY id")
+    marks = b"".join(MARK.pack(*row) for row in rows)
+
+    copied = await daemon.post("/queue/export", json={"named": 2, "shares": 2})
+    moved = await daemon.post("/queue/export", json={"shares": 2, "marks": base64.b64encode(marks).decode()})
+    broken = await daemon.post("/queue/export", json={"shares": 2, "marks": base64.b64encode(marks[:-1]).decode()})
+
+    assert copied.json() == {"source": "daemon", "dry_run": False, "copied": 2}
+    assert moved.json() == {"source": "daemon", "dry_run": False, "moved": 2, "stayed": 0}
+    assert (broken.status_code, said(broken)) == (400, "marks: must be whole")
+    assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
+
+
+async def test_an_import_comes_as_a_stream(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    carried = [waiting(index) for index in range(3)]
+    body = [write_head(Head(chain_id=None, made_at=5, shares=3)), *map(write_line, carried)]
+
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in body:
+            yield piece
+
+    rehearsed = await daemon.post("/queue/import", params={"dry_run": "1"}, content=stream())
+    assert await desk.store.counts() == {}
+    done = await daemon.post("/queue/import", content=stream())
+    body.pop()
+    cut_off = await daemon.post("/queue/import", content=stream())
+
+    nothing = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
+    assert rehearsed.json() == {**nothing, "taken": 3, "dry_run": True}
+    assert done.json() == {**nothing, "taken": 3, "dry_run": False}
+    assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 3}}
+    assert (cut_off.status_code, said(cut_off)) == (422, "the export is cut off: 2 of 3 shares came")
+    assert cut_off.json()["advice"]
+    assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
+
+
+async def test_a_long_import_that_is_refused_at_once_is_told_why(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    await desk.store.set_meta("chain_id", "chain-1")
+    line = write_line(waiting(0))
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield write_head(Head(chain_id="chain-2", made_at=5, shares=5000))
+        for _ in range(5000):
+            yield line
+
+    answer = await daemon.post("/queue/import", content=stream())
+    assert answer.status_code == 409
+    assert "chain-2" in said(answer)
+    assert await desk.store.counts() == {}
+
+
+async def test_a_purge_says_why_it_is_not_done(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    await failed(desk, 1)
+    path = f"/rounds/{ROUND_ID.hex()}/purge"
+
+    refused = await daemon.post(path, json={})
+    assert refused.status_code == 409
+    assert "chain's own word" in said(refused)
+    assert "block past its end" in refused.json()["advice"]
+    assert (await daemon.post(f"/rounds/{'00' * 32}/purge", json={})).status_code == 404
+    assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
+
+    desk.judge.closed.add(ROUND_ID)
+    await desk.store.mark_alerted(ROUND_ID, NOW)
+    rehearsed = await daemon.post(path, json={"dry_run": True})
+    assert (rehearsed.json()["failed"], rehearsed.json()["dry_run"]) == (1, True)
+    assert (await daemon.post(path, json={})).json()["failed"] == 1
+    assert await desk.store.counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "named"),
+    [
+        ("/queue/retry", {"round": "zz"}, 400, "round must be"),
+        ("/queue/retry", {"state": "gone"}, 400, "state must be"),
+        ("/queue/retry", {"state": "received"}, 409, "only failed"),
+        ("/queue/retry", {"refs": ["ffffff"]}, 404, "ffffff"),
+        ("/queue/retry", {"refs": "ffffff"}, 400, "refs"),
+        ("/queue/retry", {"stage": "s" * 33}, 400, "stage"),
+        ("/queue/retry", {"when": 5}, 400, "when"),
+        ("/queue/retry", [], 400, "body"),
+        ("/queue/export", {"shares": -1}, 400, "shares"),
+        ("/queue/export", {}, 400, "shares"),
+        ("/queue/import", {}, 422, "cut off"),
+    ],
+)
+async def test_what_can_not_be_meant_is_refused_and_nothing_is_on_record(
+    daemon: httpx.AsyncClient, path: str, body: Any, status: int, named: str
+) -> None:
+    answer = await daemon.post(path, json=body)
+    assert answer.status_code == status
+    assert named in said(answer)
+    if path != "/queue/import":  # which ends early, on record
+        assert await audit(daemon) == []
+
+
+async def test_what_the_disk_does_not_take_is_said(
+    desk: Desk, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> int:
+        raise StoreFull("nothing was written: database or disk is full")
+
+    monkeypatch.setattr(SqliteStore, "begin_action", full)
+    await failed(desk, 1)
+    answer = await daemon.post("/queue/retry", json={})
+    assert (answer.status_code, said(answer)) == (503, "nothing was written: database or disk is full")
+    assert "Free space" in answer.json()["advice"]
+    assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 1}}, "nothing is done that is not on record"
+
+
+async def test_a_request_beyond_all_measure_is_cut_off(daemon: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY // (1 << 20) + 2):
+            yield b" " * (1 << 20)
+
+    with contextlib.suppress(httpx.WriteError):  # it may be hung up on before it was told
+        answer = await daemon.post("/queue/retry", content=endless())
+        assert answer.status_code == 413
+
+
+async def test_rounds_are_told_with_what_they_hold(desk: Desk, daemon: httpx.AsyncClient) -> None:
+    one = posted(1, round_id=ROUND_ID)
+    await desk.store.enqueue(one.share, one.nullifier, now=NOW)
+
+    told = (await daemon.get("/rounds")).json()
+
+    assert (told["source"], told["now"]) == ("daemon", NOW + 0.5)
+    later, recorded = told["rounds"]
+    assert (later["status"], later["closed"], later["shares"]["total"]) == ("9", True, 0)
+    assert recorded == {
+        "round": ROUND_ID.hex(),
+        "status": "active",
+        "ends": END,
+        "left": END - NOW - 0.5,
+        "created_at_height": 50,
+        "tree_size": 7,
+        "closed": False,
+        "frozen": None,
+        "shares": {"total": 1, "received": 1, "witnessed": 0, "submitted": 0, "failed": 0, "broadcast": 0},
+    }
+
+
+@pytest.mark.parametrize("limit", ["0", "x", "10001"])
+async def test_the_record_is_told_so_far(desk: Desk, daemon: httpx.AsyncClient, limit: str) -> None:
+    for _ in range(3):
+        await daemon.post("/queue/export", json={"shares": 1})
+    assert len((await daemon.get("/actions?limit=2")).json()["actions"]) == 2
+    assert (await daemon.get(f"/actions?limit={limit}")).status_code == 400
+
+
+async def test_nobody_acts_over_tcp(desk: Desk) -> None:
+    """The routes are on the control socket alone; and a peer of another machine has no name."""
+    app = wrapped([*operator_action_routes(desk.operations), Route("/ok", lambda _: JsonResponse({}))])
+    listener = bind_tcp("127.0.0.1", 0)
+    server = create_server(app)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+        answer = await client.post("/queue/retry", json={})
+    server.should_exit = True
+    await task
+    assert (answer.status_code, said(answer)) == (403, "who asks for it is not known")
+
+
+def test_a_user_without_a_name_is_a_number() -> None:
+    assert user_name(os.getuid()) == ME["who"]
+    assert user_name(3_999_999_999) == "3999999999"

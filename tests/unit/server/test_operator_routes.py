@@ -1,0 +1,221 @@
+"""What operators get: lists, stories and counts, never a witness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from helper.core.share import ShareState
+from helper.server import views
+from helper.server.routes.operator import create_operator_app
+from helper.store.action_store import FailedBefore
+from helper.store.base import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID
+from tests.unit.server.wallet_fixtures import is_error
+
+pytestmark = pytest.mark.anyio
+
+
+def make_entry(**changes: Any) -> QueueEntry:
+    values: dict[str, Any] = {
+        "ref": "0123456789ab",
+        "round_id": ROUND_ID,
+        "state": ShareState.BROADCAST,
+        "submit_at": END - 60,
+        "due_ms": (END - 60) * 1000 + 500,
+        "attempts": 1,
+        "crashes": 0,
+        "stage": "broadcast",
+        "note": "no answer",
+        "damaged": False,
+    }
+    return QueueEntry(**{**values, **changes})
+
+
+STORY = QueueStory(
+    entry=make_entry(),
+    received_ms=(END - 600) * 1000,
+    vote_end_time=END,
+    history=(
+        HistoryEntry((END - 600) * 1000, "accepted", "on disk", counted=False),
+        HistoryEntry((END - 50) * 1000 + 250, "proof", "timed out", counted=True),
+    ),
+    attempts_by_stage={"proof": 1},
+    tx_hash=b"\xab" * 32,
+    anchor_height=84,
+    circuit="k11",
+    sends=2,
+    first_sent_height=90,
+    last_sent_height=93,
+    last_endpoint="http://node",
+    last_outcome="ambiguous",
+)
+
+
+class FakeQueue:
+    """A queue with one share; remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: tuple[QueueFilter, int] | None = None
+
+    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+        return {ROUND_ID: {ShareState.BROADCAST: 1, ShareState.SUBMITTED: 15}, b"\x01" * 32: {ShareState.FAILED: 2}}
+
+    async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
+        self.asked = (query, limit)
+        return [make_entry()]
+
+    async def show(self, share_ref: str) -> QueueStory | None:
+        return STORY if STORY.entry.ref.startswith(share_ref) else None
+
+    async def damaged(self) -> list[DamagedShare]:
+        return [DamagedShare("fedcba987654", ROUND_ID, 9)]
+
+    async def failed_groups(self, wanted: QueueFilter, *, limit: int) -> list[FailureGroup]:
+        return [FailureGroup((END - 50) * 1000, "proof", "timed out", 2)]
+
+    async def failed_before(self) -> list[FailedBefore]:
+        return [FailedBefore(20_000, "closed", "the round closed before it was counted", 3)]
+
+    async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
+        return [ROUND_ID] if nullifier == SPENT else []
+
+
+SPENT = b"\x07" * 32
+
+
+class Operators:
+    """The operators' application over that queue."""
+
+    def __init__(self) -> None:
+        self.queue = FakeQueue()
+        self.app = create_operator_app(self.queue, lambda: {"paused": None, "endpoints": []})
+
+    async def get(self, path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://daemon") as client:
+            return await client.get(path)
+
+
+@pytest.fixture
+def operators() -> Operators:
+    return Operators()
+
+
+async def test_a_list_says_what_is_waiting(operators: Operators) -> None:
+    answer = await operators.get("/queue")
+    assert answer.json() == {
+        "source": "daemon",
+        "shares": [
+            {
+                "ref": "0123456789ab",
+                "round": ROUND_ID.hex(),
+                "state": "broadcast",
+                "submit_at": END - 60,
+                "due": END - 60 + 0.5,
+                "attempts": 1,
+                "crashes": 0,
+                "stage": "broadcast",
+                "note": "no answer",
+                "damaged": False,
+            }
+        ],
+    }
+    assert operators.queue.asked == (QueueFilter(), views.LIST_LIMIT)
+
+
+async def test_a_list_can_be_narrowed(operators: Operators) -> None:
+    await operators.get(f"/queue?round={ROUND_ID.hex()}&state=failed&due_before=1795268000&stage=proof&limit=5")
+    wanted = QueueFilter(ROUND_ID, ShareState.FAILED, 1_795_268_000_000, "proof")
+    assert operators.queue.asked == (wanted, 5)
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("round=ab", "round"),
+        ("round=" + "zz" * 32, "round"),
+        ("state=gone", "state"),
+        ("due_before=tomorrow", "due_before"),
+        ("due_before=1.5", "due_before"),
+        ("due_before=" + "9" * 40, "due_before"),
+        ("limit=0", "limit"),
+        ("limit=10001", "limit"),
+        ("limit=1000000000000", "limit"),
+        ("limit=-1", "limit"),
+    ],
+)
+async def test_a_question_that_is_none_is_400(operators: Operators, query: str, named: str) -> None:
+    answer = await operators.get(f"/queue?{query}")
+    assert answer.status_code == 400
+    assert is_error(answer).startswith(named)
+    assert operators.queue.asked is None
+
+
+async def test_a_story_has_times_attempts_and_the_transaction(operators: Operators) -> None:
+    story = (await operators.get("/queue/012345")).json()
+    assert story["received"] == END - 600
+    assert story["attempts_by_stage"] == {"proof": 1}
+    assert story["history"][1] == {"at": END - 50 + 0.25, "stage": "proof", "note": "timed out", "counted": True}
+    assert story["transaction"] == {
+        "hash": "AB" * 32,
+        "anchor_height": 84,
+        "circuit": "k11",
+        "sends": 2,
+        "first_sent_height": 90,
+        "last_sent_height": 93,
+        "last_endpoint": "http://node",
+        "last_outcome": "ambiguous",
+    }
+    assert story["cannot_count"] is False
+
+
+@pytest.mark.rule("R3")
+async def test_a_story_tells_that_a_share_cannot_count() -> None:
+    at_the_end = QueueStory(make_entry(submit_at=END), 0, END, (), {})
+    assert views.story_json(at_the_end, source="file")["cannot_count"] is True
+    assert views.story_json(at_the_end, source="file")["transaction"] is None
+
+
+async def test_no_answer_has_a_field_of_the_witness(operators: Operators) -> None:
+    told = "".join([(await operators.get(path)).text for path in ("/queue", "/queue/012345", "/stats")])
+    for secret in ("shares_hash", "share_comms", "primary_blind", "c1", "c2", "nullifier", "message", "position"):
+        assert f'"{secret}"' not in told
+
+
+async def test_an_unknown_share_is_404(operators: Operators) -> None:
+    answer = await operators.get("/queue/ffffff")
+    assert answer.status_code == 404
+    assert is_error(answer) == "no share, or more than one, has this name"
+    assert is_error(await operators.get("/nothing")) == "no such path"
+
+
+async def test_stats_count_by_round_and_in_all(operators: Operators) -> None:
+    stats = (await operators.get("/stats")).json()
+    states = {"received": 0, "witnessed": 0}
+    assert stats["total"] == {"total": 18, **states, "broadcast": 1, "submitted": 15, "failed": 2}
+    assert stats["rounds"]["01" * 32] == {"total": 2, **states, "broadcast": 0, "submitted": 0, "failed": 2}
+    assert stats["damaged"] == [{"ref": "fedcba987654", "round": ROUND_ID.hex(), "state": "9"}]
+    assert stats["service"] == {"paused": None, "endpoints": []}
+    assert stats["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
+    assert stats["failed_before"] == [
+        {"day": 20_000 * 86_400, "stage": "closed", "reason": "the round closed before it was counted", "count": 3}
+    ]
+
+
+async def test_a_list_of_failed_shares_tells_their_kinds_too(operators: Operators) -> None:
+    failed = (await operators.get("/queue?state=failed")).json()
+    assert failed["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
+    assert "failed" not in (await operators.get("/queue?state=received")).json()
+
+
+async def test_a_spent_nullifier_is_known_with_its_round(operators: Operators) -> None:
+    assert (await operators.get(f"/spent/{SPENT.hex()}")).json() == {"source": "daemon", "rounds": [ROUND_ID.hex()]}
+    assert (await operators.get(f"/spent/{'00' * 32}")).json()["rounds"] == []
+    assert is_error(await operators.get("/spent/xyz")) == "nullifier must be 64 hex characters"
+
+
+async def test_the_wallets_part_is_not_served_here(operators: Operators) -> None:
+    assert (await operators.get("/shielded-vote/v1/status")).status_code == 404

@@ -1,0 +1,103 @@
+"""The page is served from its directory, falls back to its index, and shadows nothing of the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helper.errors import ConfigError
+from helper.server.application import wrapped
+from helper.server.routes.page import RESERVED, Page
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("R17")]
+
+
+async def status(_request: Request) -> Response:
+    return Response(b"the API's own")
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    (tmp_path / "dist" / "assets").mkdir(parents=True)
+    (tmp_path / "dist" / "index.html").write_text("<!doctype html>the page")
+    (tmp_path / "dist" / "assets" / "app-1a2b.js").write_text("script")
+    (tmp_path / "dist" / "icon.svg").write_text("<svg/>")
+    (tmp_path / "secret.txt").write_text("not to be served")
+    (tmp_path / "dist" / "way-out").symlink_to(tmp_path / "secret.txt")
+    shares = Route("/shielded-vote/v1/shares", status, methods=["POST"])
+    app = wrapped([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+        yield client
+
+
+async def test_files_are_served_and_assets_never_change(http: httpx.AsyncClient) -> None:
+    script = await http.get("/assets/app-1a2b.js")
+    assert (script.text, script.headers["cache-control"]) == ("script", "public, max-age=31536000, immutable")
+    assert "javascript" in script.headers["content-type"]
+    icon = await http.get("/icon.svg")
+    assert (icon.headers["content-type"], icon.headers["cache-control"]) == ("image/svg+xml", "no-cache")
+
+
+@pytest.mark.parametrize("path", ["/", "/join", "/rounds/7a86", "/nowhere.html", "/%2e%2e/secret.txt", "/way-out"])
+async def test_every_other_path_is_the_page(http: httpx.AsyncClient, path: str) -> None:
+    answer = await http.get(path)
+    assert (answer.status_code, answer.text) == (200, "<!doctype html>the page")
+    assert answer.headers["cache-control"] == "no-cache"
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_page_connects_to_itself_and_the_given_origins_only(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>the page")
+    origins = ["https://a.example.org"]
+    app = wrapped([Page(tmp_path, connect_to=lambda: origins).route()])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
+        assert connect_src(await client.get("/network")) == ["'self'", "https://a.example.org"]
+        origins.append("https://b.example.org:8443")
+        assert connect_src(await client.get("/")) == ["'self'", *origins]
+
+
+async def test_page_without_origins_connects_to_itself_only(http: httpx.AsyncClient) -> None:
+    assert connect_src(await http.get("/")) == ["'self'"]
+
+
+def connect_src(answer: httpx.Response) -> list[str]:
+    """The sources of `connect-src` in a response's policy."""
+    directives = [directive.split() for directive in answer.headers["content-security-policy"].split(";")]
+    ((_, *sources),) = [directive for directive in directives if directive[0] == "connect-src"]
+    return sources
+
+
+async def test_an_asset_that_is_gone_is_not_the_page(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/assets/app-old.js")
+    assert (answer.status_code, answer.json()["status"]) == (404, "error")
+
+
+@pytest.mark.parametrize("reserved", RESERVED)
+async def test_the_apis_own_paths_are_never_the_page(http: httpx.AsyncClient, reserved: str) -> None:
+    for path in (f"/{reserved}", f"/{reserved}/nothing"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
+    assert (await http.get("/shielded-vote/v1/status")).text == "the API's own"
+
+
+async def test_another_method_of_an_api_path_is_said_to_be_one(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/shielded-vote/v1/shares")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+async def test_only_reading(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/join")).status_code == 405
+    assert (await http.head("/join")).status_code == 200
+
+
+def test_a_directory_without_a_page_is_told_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"index\.html"):
+        Page(tmp_path)

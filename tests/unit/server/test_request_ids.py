@@ -1,0 +1,120 @@
+"""Names of requests: in every answer, in the log only where they join nothing."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from structlog.testing import capture_logs
+
+from helper.errors import ShareRefused
+from helper.server.application import wrapped
+from helper.server.request_ids import LATER
+from tests.unit.ingest.admission_fixtures import body
+from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
+
+pytestmark = pytest.mark.anyio
+
+GIVEN = "proxy-0123.4567:89_a"
+
+
+async def fine(_request: Request) -> Response:
+    return Response(b"fine")
+
+
+async def broken(_request: Request) -> Response:
+    raise ZeroDivisionError
+
+
+async def refused(request: Request) -> Response:
+    raise HTTPException(int(request.path_params["status"]), "no")
+
+
+async def share(request: Request) -> Response:
+    raise ShareRefused(int(request.path_params["status"]), "no", field="submit_at")
+
+
+ROUTES = [
+    Route("/fine", fine),
+    Route("/broken", broken),
+    Route("/refused/{status}", refused),
+    Route("/shielded-vote/v1/share/{status}", share),
+    Route("/shielded-vote/v1/broken", broken),
+]
+
+
+async def ask(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
+    """An answer, and the lines that were written meanwhile."""
+    transport = httpx.ASGITransport(wrapped(ROUTES))
+    with capture_logs() as logs:
+        async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+            answer = await client.get(path, headers=[("X-Request-Id", name) for name in names])
+    return answer, [dict(entry) for entry in logs]
+
+
+async def test_every_answer_has_a_name_of_its_own() -> None:
+    names = {(await ask("/fine"))[0].headers["x-request-id"] for _ in range(5)}
+    assert len(names) == 5
+    for path in ("/nowhere", "/broken", "/refused/400", "/shielded-vote/v1/broken"):
+        answer, _ = await ask(path)
+        assert len(answer.headers.get_list("x-request-id")) == 1
+        assert len(answer.headers["x-request-id"]) == 16
+
+
+async def test_a_name_that_was_given_is_taken_where_no_share_arrives() -> None:
+    answer, _ = await ask("/fine", GIVEN)
+    assert answer.headers["x-request-id"] == GIVEN
+    answer, logs = await ask("/broken", GIVEN)
+    assert (answer.headers["x-request-id"], logs[0]["request_id"]) == (GIVEN, GIVEN)
+    for path in ("/shielded-vote/v1/broken", "/shielded-vote/v1/share/400"):
+        answer, logs = await ask(path, GIVEN)
+        assert answer.headers["x-request-id"] != GIVEN
+        assert GIVEN not in repr(logs), "a proxy's log has it beside the client's address"
+        assert logs[0]["request_id"] == answer.headers["x-request-id"], "the wallet can tell it"
+
+
+@pytest.mark.parametrize("name", ["short", "a" * 65, "with space 123", "-begins-badly", "new\x0bline-123", ""])
+async def test_a_name_that_is_none_is_not_taken(name: str) -> None:
+    answer, _ = await ask("/fine", name)
+    assert answer.headers["x-request-id"] != name
+    assert len(answer.headers["x-request-id"]) == 16
+
+
+async def test_two_names_are_none() -> None:
+    answer, _ = await ask("/fine", GIVEN, GIVEN)
+    assert answer.headers["x-request-id"] != GIVEN
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 405, 409, 413])
+async def test_a_refusal_that_is_final_is_a_line_at_debug(status: int) -> None:
+    answer, (line,) = await ask(f"/refused/{status}")
+    assert (line["log_level"], line["event"], line["status"]) == ("debug", "a request was refused", status)
+    assert line["request_id"] == answer.headers["x-request-id"]
+    answer, (line,) = await ask(f"/shielded-vote/v1/share/{status}")
+    assert line["reason"] == "submit_at: no"
+
+
+@pytest.mark.parametrize("status", sorted(LATER))
+async def test_of_a_share_that_comes_again_nothing_is_told(status: int) -> None:
+    for path in (f"/refused/{status}", f"/shielded-vote/v1/share/{status}"):
+        answer, logs = await ask(path)
+        assert answer.status_code == status
+        assert logs == []
+
+
+async def test_of_a_share_that_is_taken_no_line_has_a_name() -> None:
+    wallets = Wallets()
+    with capture_logs() as logs:
+        async with wallets.client() as client:
+            assert (await client.post(SHARES, content=body())).json()["status"] == "queued"
+            assert (await client.post(SHARES, content=body())).json()["status"] == "duplicate"
+            assert (await client.get(STATUS)).status_code == 200
+    assert [entry for entry in logs if "request_id" in entry] == []
+
+
+async def test_pages_may_read_it() -> None:
+    answer, _ = await ask("/shielded-vote/v1/share/400")
+    assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"

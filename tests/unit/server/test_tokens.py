@@ -1,0 +1,76 @@
+"""Tokens are compared in constant time: by `hmac.compare_digest`, always, and by nothing beside it."""
+
+from __future__ import annotations
+
+import hmac
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from helper.server import middleware
+from helper.server.routes.events import bearer_matches
+from tests.unit.ingest.admission_fixtures import body
+from tests.unit.server.wallet_fixtures import Wallets
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a token of some length"
+
+
+class Comparison:
+    """Stands in for `hmac.compare_digest`: notes what it is given, and says what it is told to."""
+
+    def __init__(self, verdict: bool) -> None:
+        self.verdict = verdict
+        self.given: list[tuple[bytes, bytes]] = []
+
+    def __call__(self, one: bytes, other: bytes) -> bool:
+        self.given.append((one, other))
+        return self.verdict
+
+
+GIVEN = [None, "", "a", TOKEN[:-1], TOKEN + "x", TOKEN, "x" * 10_000, "ÿ"]
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("given", GIVEN)
+async def test_every_guarded_route_asks_it_and_goes_by_it_alone(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
+) -> None:
+    comparison = Comparison(verdict)
+    monkeypatch.setattr(hmac, "compare_digest", comparison)
+    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode("latin-1")})
+    asked = 0
+    async with wallets.client() as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        for path, operations in paths.items():
+            for method, operation in operations.items():
+                url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
+                answer = await client.request(method, url, content=body(), headers=headers)
+                if "security" in operation:
+                    asked += 1
+                    assert answer.status_code == (200 if verdict else 401)
+                else:
+                    assert answer.status_code == 200
+    assert asked == 3
+    assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("given", GIVEN)
+def test_the_operators_token_is_compared_so_too(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
+) -> None:
+    comparison = Comparison(verdict)
+    monkeypatch.setattr(hmac, "compare_digest", comparison)
+    headers = [] if given is None else [(b"authorization", b"Bearer " + given.encode("latin-1"))]
+    let_in = bearer_matches(Request({"type": "http", "headers": headers}), TOKEN)
+    assert let_in is (verdict and given is not None)
+    assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())]
+
+
+def test_only_the_whole_token_matches() -> None:
+    assert middleware.token_matches(TOKEN, TOKEN)
+    assert not any(middleware.token_matches(given, TOKEN) for given in GIVEN if given != TOKEN)

@@ -1,0 +1,259 @@
+"""The wallets' routes: answers, tokens, CORS, and everything that goes wrong in one shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from helper.chain.models import RoundStatus
+from helper.errors import ShareRefused, StoreFull
+from proofs import EncodingError
+from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, body, make_round
+from tests.unit.server.wallet_fixtures import QUEUE_STATUS, SHARES, STATUS, Wallets, is_error
+
+pytestmark = pytest.mark.anyio
+
+SHARE_STATUS = f"/shielded-vote/v1/share-status/{ROUND_ID.hex()}/{NULLIFIER.hex()}"
+TOKEN = "tøken of a closed set-up"
+
+
+@pytest.fixture
+def wallets() -> Wallets:
+    return Wallets()
+
+
+async def test_a_share_is_queued_and_then_a_duplicate(wallets: Wallets) -> None:
+    async with wallets.client() as client:
+        first = await client.post(SHARES, content=body())
+        again = await client.post(SHARES, content=body(submit_at=END - 5))
+    assert (first.status_code, first.json()) == (200, {"status": "queued"})
+    assert (again.status_code, again.json()) == (200, {"status": "duplicate"})
+    assert first.headers["content-type"] == "application/json"
+    assert [share.submit_at for share in wallets.store.kept] == [0]
+
+
+async def test_a_refusal_has_the_fields_name(wallets: Wallets) -> None:
+    async with wallets.client() as client:
+        late = await client.post(SHARES, content=body(submit_at=END + 1))
+        wrong = await client.post(SHARES, content=body(proposal_id="1"))
+        wallets.checks.error = EncodingError("enc_share.c2", "identity")
+        identity = await client.post(SHARES, content=body())
+    assert [r.status_code for r in (late, wrong, identity)] == [400, 400, 400]
+    assert is_error(late).startswith("submit_at: ")
+    assert is_error(wrong).startswith("proposal_id: ")
+    assert is_error(identity) == "enc_share.c2: must not be the identity"
+    assert wallets.store.kept == []
+
+
+async def test_a_full_disk_is_503(wallets: Wallets) -> None:
+    wallets.store.error = StoreFull("no space")
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=body())
+    assert answer.status_code == 503
+    is_error(answer)
+
+
+async def test_429_says_when_to_come_again(wallets: Wallets) -> None:
+    wallets.chain.leaves.clear()
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=body())
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    is_error(answer)
+
+
+@pytest.mark.rule("R12")
+async def test_a_share_is_confirmed_once_its_nullifier_is_on_chain(wallets: Wallets) -> None:
+    async with wallets.client() as client:
+        before = await client.get(SHARE_STATUS)
+        wallets.store.spent.add((ROUND_ID, NULLIFIER))
+        after = await client.get(SHARE_STATUS)
+    assert (before.status_code, before.json()) == (200, {"status": "pending"})
+    assert (after.status_code, after.json()) == (200, {"status": "confirmed"})
+
+
+@pytest.mark.parametrize(
+    ("round_id", "nullifier", "named"),
+    [
+        ("ab", NULLIFIER.hex(), "round_id"),
+        (ROUND_ID.hex(), "ab", "nullifier"),
+        (ROUND_ID.hex().upper(), NULLIFIER.hex(), "round_id"),
+        (ROUND_ID.hex(), "%FF" * 20, "nullifier"),
+    ],
+)
+async def test_a_malformed_status_question_is_400(wallets: Wallets, round_id: str, nullifier: str, named: str) -> None:
+    async with wallets.client() as client:
+        answer = await client.get(f"/shielded-vote/v1/share-status/{round_id}/{nullifier}")
+    assert answer.status_code == 400
+    assert is_error(answer).startswith(f"{named}: ")
+
+
+async def test_the_status_tells_the_newest_active_rounds_tree(wallets: Wallets) -> None:
+    older, newest_closed = b"\x01" * 32, b"\x02" * 32
+    wallets.chain.rounds[older] = make_round(height=10, round_id=older)
+    wallets.chain.rounds[newest_closed] = make_round(RoundStatus.FINALIZED, height=90, round_id=newest_closed)
+    async with wallets.client() as client:
+        answer = await client.get(STATUS)
+        wallets.chain.rounds.clear()
+        empty = await client.get(STATUS)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"status": "ok", "tree": {"leaf_count": POSITION + 1, "anchor_height": 84}}
+    assert empty.json() == {"status": "ok", "tree": {"leaf_count": 0, "anchor_height": 0}}
+
+
+async def test_until_it_is_ready_the_status_is_503(wallets: Wallets) -> None:
+    wallets.ready = False
+    async with wallets.client() as client:
+        answer = await client.get(STATUS)
+    assert (answer.status_code, is_error(answer)) == (503, "starting")
+
+
+async def test_while_it_is_paused_the_status_is_503(wallets: Wallets) -> None:
+    wallets.pause = "no node is in step"
+    async with wallets.client() as client:
+        answer = await client.get(STATUS)
+    assert answer.status_code == 503
+    assert "no node is in step" in is_error(answer)
+
+
+async def test_counts_are_only_told_when_that_is_set(wallets: Wallets) -> None:
+    async with wallets.client() as client:
+        hidden = await client.get(QUEUE_STATUS)
+    exposed = Wallets(expose_queue_status=True)
+    async with exposed.client() as client:
+        await client.post(SHARES, content=body())
+        shown = await client.get(QUEUE_STATUS)
+    assert hidden.status_code == 404
+    is_error(hidden)
+    assert shown.json() == {ROUND_ID.hex(): {"total": 1, "pending": 1, "submitted": 0, "failed": 0}}
+
+
+@pytest.mark.parametrize("given", [None, "", "token", TOKEN[:-1], TOKEN + "x", "ÿ\x80"])
+async def test_without_the_token_nothing_is_read_or_told(given: str | None) -> None:
+    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode()})
+    async with wallets.client() as client:
+        answers = [
+            await client.post(SHARES, content=b"no JSON", headers=headers),
+            await client.get(SHARE_STATUS, headers=headers),
+            await client.get(QUEUE_STATUS, headers=headers),
+        ]
+        open_to_all = await client.get(STATUS)
+    assert [answer.status_code for answer in answers] == [401, 401, 401]
+    for answer in answers:
+        is_error(answer)
+    assert open_to_all.status_code == 200
+
+
+async def test_with_the_token_all_is_open() -> None:
+    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    headers = httpx.Headers({b"X-Helper-Token": TOKEN.encode()})
+    async with wallets.client() as client:
+        assert (await client.post(SHARES, content=body(), headers=headers)).status_code == 200
+        assert (await client.get(SHARE_STATUS, headers=headers)).status_code == 200
+        assert (await client.get(QUEUE_STATUS, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [SHARES, STATUS, SHARE_STATUS, QUEUE_STATUS])
+async def test_a_preflight_needs_no_token(path: str) -> None:
+    wallets = Wallets(api_token=TOKEN)
+    asked = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
+    async with wallets.client() as client:
+        answer = await client.options(path, headers=asked)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert {"GET", "POST"} <= set(answer.headers["access-control-allow-methods"].split(", "))
+    assert {"content-type", "x-helper-token"} <= set(answer.headers["access-control-allow-headers"].lower().split(", "))
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_every_answer_may_be_read_by_any_page(wallets: Wallets) -> None:
+    async with wallets.client() as client:
+        answers = [
+            await client.post(SHARES, content=body()),
+            await client.post(SHARES, content=b"{"),
+            await client.get(SHARES),
+            await client.get("/shielded-vote/v1/nothing"),
+            await client.get(STATUS),
+        ]
+        elsewhere = await client.get("/")
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-origin" not in elsewhere.headers
+
+
+@pytest.mark.parametrize("path", ["/", "/shielded-vote/v1/share", f"{SHARES}/", "/queue", "/%2e%2e/stats"])
+async def test_an_unknown_path_is_404_in_json(wallets: Wallets, path: str) -> None:
+    async with wallets.client() as client:
+        answer = await client.get(path)
+    assert answer.status_code == 404
+    is_error(answer)
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", SHARES), ("DELETE", STATUS), ("PUT", SHARES), ("POST", STATUS)])
+async def test_a_wrong_method_is_405_in_json(wallets: Wallets, method: str, path: str) -> None:
+    async with wallets.client() as client:
+        answer = await client.request(method, path)
+    assert answer.status_code == 405
+    is_error(answer)
+
+
+async def test_an_unexpected_error_is_500_without_details(
+    wallets: Wallets, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def broken(*_: object) -> bool:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(wallets.store, "is_spent", broken)
+    async with wallets.client() as client:
+        answer = await client.get(SHARE_STATUS)
+    assert answer.status_code == 500
+    assert is_error(answer) == "internal error"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "a request failed" in capsys.readouterr().out
+
+
+async def test_a_refusal_of_intake_without_a_field_is_told_alone(
+    wallets: Wallets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_share: object) -> None:
+        raise ShareRefused(503, "shares cannot be taken now: no fresh node")
+
+    monkeypatch.setattr("helper.ingest.admission.AdmissionController.take", lambda _self, body: refuse(body))
+    async with wallets.client() as client:
+        answer = await client.post(SHARES, content=body())
+    assert answer.status_code == 503
+    assert is_error(answer) == "shares cannot be taken now: no fresh node"
+
+
+@pytest.mark.parametrize("index", range(len(PAYLOADS)))
+async def test_hostile_fields_write_nothing(wallets: Wallets, index: int) -> None:
+    """Each recorded payload with each field broken in each way: 400 with the field's name, no row, no 500."""
+    breaks: list[Any] = [None, True, -1, 2**64, 1.5, "", "x" * 5000, [], {}, [[[[]]]], "NaN", [None] * 16]
+    names = [name for name in PAYLOADS[index] if name != "all_enc_shares"]
+    async with wallets.client() as client:
+        for name in names:
+            for broken in breaks:
+                answer = await client.post(SHARES, content=json.dumps({**PAYLOADS[index], name: broken}))
+                assert answer.status_code == 400
+                assert is_error(answer).startswith(name)
+            gone = {key: value for key, value in PAYLOADS[index].items() if key != name}
+            assert is_error(await client.post(SHARES, content=json.dumps(gone))) == f"{name}: is missing"
+    assert wallets.store.asked == []
+
+
+async def test_streams_of_the_same_client_do_not_disturb_each_other(wallets: Wallets) -> None:
+    answers: list[httpx.Response] = []
+
+    async def post(client: httpx.AsyncClient, index: int) -> None:
+        answers.append(await client.post(SHARES, content=json.dumps(PAYLOADS[index])))
+
+    async with wallets.client() as client, anyio.create_task_group() as group:
+        for index in range(16):
+            group.start_soon(post, client, index)
+    assert [answer.json() for answer in answers] == [{"status": "queued"}] * 16
+    assert len(wallets.store.kept) == 16

@@ -1,0 +1,62 @@
+"""The wallets' application over stand-ins, and a client that speaks to it without a socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from helper.ingest.admission import AdmissionController
+from helper.ingest.validator import ShareValidator
+from helper.server.application import create_app
+from helper.server.routes.wallet import WalletView
+from tests.unit.ingest.admission_fixtures import FakeChain, FakeChecks, FakeClock, FakeStore
+
+SHARES = "/shielded-vote/v1/shares"
+STATUS = "/shielded-vote/v1/status"
+QUEUE_STATUS = "/shielded-vote/v1/queue-status"
+
+
+class Wallets:
+    """An application with everything around it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.chain = FakeChain(self.clock)
+        self.store = FakeStore()
+        self.checks = FakeChecks()
+        self.ready = True
+        self.pause: str | None = None
+        intake = AdmissionController(
+            store=self.store,
+            rounds=self.chain,
+            trees=self.chain,
+            checker=ShareValidator(self.checks),
+            clock=self.clock,
+            wake=lambda _due: None,
+            paused=lambda: self.pause,
+            round_paused=lambda _: None,
+        )
+        self.view = WalletView(
+            intake=intake,
+            store=self.store,
+            rounds=self.chain,
+            trees=self.chain,
+            ready=lambda: self.ready,
+            paused=lambda: self.pause,
+        )
+        self.app = create_app(self.view, **settings)
+
+    def client(self) -> httpx.AsyncClient:
+        """A client of this application."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
+
+
+def is_error(response: httpx.Response) -> str:
+    """The text of an error in its documented shape, which it must have."""
+    assert response.headers["content-type"] == "application/json"
+    answer = response.json()
+    assert set(answer) == {"status", "error"}
+    assert answer["status"] == "error"
+    assert isinstance(answer["error"], str)
+    return str(answer["error"])

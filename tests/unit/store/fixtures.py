@@ -1,0 +1,142 @@
+"""Shares, chain facts and looks into the files, for the tests of the store."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from helper.core.share import Share
+from helper.store import SqliteStore
+from helper.store.action_store import ActStore
+from helper.store.base import Outlook, PreparedReveal, QueuedShare, Store
+from helper.store.writer_thread import WriterStats
+
+
+class WholeStore(Store, ActStore, Outlook, Protocol):
+    """All that a store does for the service and for operators."""
+
+    @property
+    def stats(self) -> WriterStats:
+        """What the writer has done."""
+        ...
+
+    async def tree_sizes(self) -> dict[bytes, int]:
+        """How many leaves of each round's tree are kept."""
+        ...
+
+    async def verify(self) -> list[str]:
+        """Look through all of it."""
+        ...
+
+
+NOW = 1_795_268_000.0
+ROUND = bytes(range(32))
+OTHER_ROUND = bytes(range(1, 33))
+
+Opener = Callable[[Path], Awaitable[SqliteStore]]
+"""Opens a store that is closed at the end of the test."""
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A share with its nullifier."""
+
+    share: Share
+    nullifier: bytes
+
+    def at(self, submit_at: int) -> Posted:
+        return replace(self, share=replace(self.share, submit_at=submit_at))
+
+
+def posted(number: int, *, submit_at: int = 0, round_id: bytes = ROUND) -> Posted:
+    """The share with this number: always the same bytes, and other bytes than any other number's."""
+    source = random.Random(f"{number} {round_id.hex()}")
+    share = Share(
+        round_id=round_id,
+        share_index=number % 16,
+        proposal_id=1 + number % 3,
+        vote_decision=number % 2,
+        tree_position=70_000 + number,
+        submit_at=submit_at,
+        shares_hash=source.randbytes(32),
+        share_comms=source.randbytes(512),
+        primary_blind=source.randbytes(32),
+        c1=source.randbytes(32),
+        c2=source.randbytes(32),
+    )
+    return Posted(share, source.randbytes(32))
+
+
+def reveal(number: int) -> PreparedReveal:
+    """The message of the share with this number, as long as a real one."""
+    source = random.Random(f"message {number}")
+    nullifier = posted(number).nullifier
+    return PreparedReveal(
+        message=b"\x04" + nullifier + source.randbytes(5_200),
+        tx_hash=source.randbytes(32),
+        anchor_height=100,
+        circuit="k10",
+        height=101,
+    )
+
+
+def message_of(one: QueuedShare, maker: str) -> PreparedReveal:
+    """A message for a claimed share, with the name of who made it."""
+    message = b"\x04" + one.nullifier + maker.encode()
+    return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
+
+
+async def put(store: WholeStore, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
+    """Enqueue the shares with these numbers."""
+    for number in numbers:
+        one = posted(number, submit_at=submit_at)
+        await store.enqueue(one.share, one.nullifier, now=now)
+
+
+async def claim(store: WholeStore, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
+    """Claim what is due of the first round."""
+    return await store.claim_due(now=now, limit=limit, rounds=[ROUND])
+
+
+async def claim_one(store: WholeStore, number: int) -> int:
+    """Enqueue one share and claim it; its id."""
+    await put(store, number)
+    (queued,) = await claim(store)
+    return queued.id
+
+
+async def broadcast_one(store: WholeStore, number: int) -> int:
+    """One share in BROADCAST; its id."""
+    share_id = await claim_one(store, number)
+    assert await store.prepare(share_id, reveal(number))
+    return share_id
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """Every file beside the database that begins with its name, with its bytes."""
+    return {file.name: file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*"))}
+
+
+@contextmanager
+def hands_on(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file of a closed store, to be written by hand."""
+    conn = sqlite3.connect(path, isolation_level=None)
+    try:
+        yield conn
+    finally:
+        conn.close()
+
+
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    """What a query gives, beside a running store."""
+    conn = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    try:
+        return conn.execute(sql).fetchall()
+    finally:
+        conn.close()
