@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 
 SHARE_COUNT: Final = 16
 """Shares of one vote; `share_index` is below it."""
-COMMS_BYTES: Final = SHARE_COUNT * 32
-"""Length of the 16 share commitments, one after the other."""
 MAX_TREE_POSITION: Final = 2**24 - 1
 """The last leaf of a tree of depth 24."""
 
@@ -51,11 +49,6 @@ TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyTyp
     }
 )
 """For each state, the states that a share may move to from it."""
-
-
-def sources(target: ShareState) -> tuple[ShareState, ...]:
-    """The states from which a share may move to `target`, in numeric order."""
-    return tuple(state for state in sorted(TRANSITIONS) if target in TRANSITIONS[state])
 
 
 class ShareKey(NamedTuple):

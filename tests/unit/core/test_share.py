@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helper.core.share import TRANSITIONS, Share, ShareKey, ShareState, sources
+from helper.core.share import TRANSITIONS, Share, ShareKey, ShareState
 from tests.unit.store.fixtures import posted
 
 LEGAL = {
@@ -49,16 +49,6 @@ def test_the_codes_are_those_of_the_original() -> None:
         "FAILED": 3,
         "BROADCAST": 4,
     }
-
-
-def test_sources_are_the_table_read_backwards() -> None:
-    assert sources(ShareState.BROADCAST) == (ShareState.WITNESSED,)
-    assert sources(ShareState.SUBMITTED) == (
-        ShareState.RECEIVED,
-        ShareState.WITNESSED,
-        ShareState.FAILED,
-        ShareState.BROADCAST,
-    )
 
 
 @given(keys, keys)
