@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from helper.core.share import Share
-from helper.store import SqliteStore
-from helper.store.base import PreparedReveal
+from helper.store.rows import PreparedReveal
+from helper.store.sqlite.store import SqliteStore
 
 ROUND = b"r" * 32
 START = 1_800_000_000

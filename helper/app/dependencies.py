@@ -9,7 +9,7 @@ import proofs
 from helper.chain.node import Node
 from helper.ingest.validator import Checks
 from helper.reveal.prover.process import Spawn, WorkerProcess
-from helper.store.whole import WholeStore
+from helper.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Dependencies:
         checks: the hashes of a share.
     """
 
-    store: WholeStore | None = None
+    store: Store | None = None
     nodes: Sequence[Node] | None = None
     spawn: Spawn = WorkerProcess.spawn
     checks: Checks = proofs

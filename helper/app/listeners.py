@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from starlette.routing import BaseRoute
@@ -26,7 +26,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config import Config
 from helper.observability.health_checks import Check
-from helper.observability.queue_observer import Facts, Figures, ObservedStore, QueueObserver
+from helper.observability.queue_observer import Facts, Figures, QueueObserver
 from helper.observability.stats import Stats
 from helper.observability.status_feed import Feed
 from helper.server.application import create_app, described, wrapped
@@ -38,16 +38,12 @@ from helper.server.routes.health import Checks, health_routes
 from helper.server.routes.operator import create_operator_app
 from helper.server.routes.page import Page
 from helper.server.routes.wallet import WalletView
-from helper.store.base import Queue
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.doors")
 
 BUILT_PAGE = Path(__file__).resolve().parents[2] / "ui_dist"
 """The page that comes along."""
-
-
-class QueueStore(Queue, ObservedStore, Protocol):
-    """What operators may look at."""
 
 
 class Listeners:
@@ -82,7 +78,7 @@ class Listeners:
     def join_queue(
         self,
         view: WalletView | None,
-        store: QueueStore,
+        store: Store,
         rounds: RoundRegistry,
         *,
         facts: Facts,

@@ -26,7 +26,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.round_tree import Anchor, RoundTree, first_leaves, grow, load, root_of, save
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
-from helper.store.base import ChainStore
+from helper.store.store import Store
 from proofs import CommitmentTree, ProofsError
 
 __all__ = ["Anchor", "CommitmentTreeSync"]
@@ -59,7 +59,7 @@ class CommitmentTreeSync:
         synced_height: the chain's height that the trees are in step with, 0 before the first sync.
     """
 
-    def __init__(self, store: ChainStore, endpoints: NodePool, rounds: RoundRegistry) -> None:
+    def __init__(self, store: Store, endpoints: NodePool, rounds: RoundRegistry) -> None:
         self._store = store
         self._endpoints = endpoints
         self._rounds = rounds

@@ -15,7 +15,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.rpc_client import Spent
 from helper.chain.verdicts import Verdict
 from helper.errors import ChainError, ChainUnavailable
-from helper.store.base import SentReveal
+from helper.store.rows import SentReveal
 
 EVERY = 10
 """Blocks between two looks at reveals that the chain calls spent though no block showed them."""

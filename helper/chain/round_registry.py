@@ -20,7 +20,6 @@ active, but it is never stored, closed, reported or purged.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import structlog
 
@@ -30,9 +29,8 @@ from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.round_changes import ReportedChanges
 from helper.clock import Clock
-from helper.core.share import ShareState
 from helper.errors import ChainAnswerError, ChainError, WrongChain
-from helper.store.base import ChainStore
+from helper.store.store import Store
 
 # The order in which a round's status moves.
 _ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2, RoundStatus.FINALIZED: 3}
@@ -45,14 +43,6 @@ _LAG = 3
 _GRACE = 60
 
 _CHAIN_ID = "chain_id"
-
-
-class RoundStore(ChainStore, Protocol):
-    """The part of the store that the book reads and writes."""
-
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
-        """Shares by round and state; rounds without any are left out."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +81,7 @@ class RoundRegistry:
             round is over and not closed, a round that was learnt, frozen or released, or that another host has closed.
     """
 
-    def __init__(self, store: RoundStore, endpoints: NodePool, *, clock: Clock) -> None:
+    def __init__(self, store: Store, endpoints: NodePool, *, clock: Clock) -> None:
         self._store = store
         self._endpoints = endpoints
         self._clock = clock

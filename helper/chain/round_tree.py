@@ -11,7 +11,7 @@ import structlog
 from helper.chain.block_cadence import Observation
 from helper.chain.models import LeafBlock, Round, TreeState
 from helper.errors import ChainAnswerError
-from helper.store.base import ChainStore
+from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
 log = structlog.get_logger("helper.chain")
@@ -52,7 +52,7 @@ class RoundTree:
         self.anchor = self.anchors[state.height] = Anchor(state.height, state.size, state.root)
 
 
-async def load(store: ChainStore, known: Round) -> RoundTree:
+async def load(store: Store, known: Round) -> RoundTree:
     """A round's tree as the store has it, not checked yet; one that is damaged there is forgotten."""
     leaves, height = await store.load_leaves(known.round_id)
     subtrees = await store.load_subtrees(known.round_id)
@@ -67,7 +67,7 @@ async def load(store: ChainStore, known: Round) -> RoundTree:
     return RoundTree(tree, next_height, restored=bool(leaves), subtrees=count)
 
 
-async def save(store: ChainStore, round_id: bytes, kept: RoundTree) -> None:
+async def save(store: Store, round_id: bytes, kept: RoundTree) -> None:
     """Keep what was checked; what the store refuses is offered again after the next sync."""
     while kept.unsaved:
         # Many blocks become one row: their leaves are consecutive, and one fsync serves them all.

@@ -10,14 +10,15 @@ from pathlib import Path
 import proofs
 from helper.operations.actions import Operations
 from helper.server.peer_credentials import user_name
-from helper.store import SqliteStore
-from helper.store.action_store import Actor, ActStore
+from helper.store.action_rows import Actor
+from helper.store.sqlite.store import SqliteStore
+from helper.store.store import Store
 
 
 class FileJudge:
     """What the file says of rounds: closed are those that the daemon found closed by the chain's word."""
 
-    def __init__(self, store: ActStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def frozen(self, round_id: bytes) -> str | None:  # noqa: ARG002 (the protocol's)

@@ -132,11 +132,11 @@ def _read(response: httpx.Response) -> dict[str, Any]:
 async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
     # loaded here: most questions are answered by a daemon
     from helper.server.queue_responses import file_answer  # noqa: PLC0415
-    from helper.store import ReadOnlyQueue  # noqa: PLC0415
+    from helper.store.sqlite.reader import open_queue_file  # noqa: PLC0415
 
-    queue = ReadOnlyQueue(database)
     with acting_as_owner(database):
-        answer = await file_answer(queue, path, query, now=SystemClock().now())
+        async with open_queue_file(database) as queue:
+            answer = await file_answer(queue, path, query, now=SystemClock().now())
     if answer is None:
         raise NothingThere("no share, or more than one, has this name")
     return answer

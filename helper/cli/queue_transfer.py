@@ -36,7 +36,7 @@ from helper.server import views
 
 if TYPE_CHECKING:
     from helper.operations.actions import Operations
-    from helper.store.action_store import Actor
+    from helper.store.action_rows import Actor
     from helper.store.operations.export import Selection
 
 

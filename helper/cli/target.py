@@ -17,7 +17,7 @@ from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
     from helper.operations.actions import Operations
-    from helper.store.action_store import Actor
+    from helper.store.action_rows import Actor
 
 OnFile = Callable[["Operations", "Actor"], Awaitable[Mapping[str, Any]]]
 """What the daemon would do, done here."""

@@ -20,7 +20,7 @@ from helper.errors import StoreError
 from helper.lease import Lease
 from helper.lease.keeper import LeaseKeeper
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.store.whole import WholeStore
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.among")
 
@@ -41,7 +41,7 @@ class ClusterMember:
 
     def __init__(
         self,
-        store: WholeStore,
+        store: Store,
         *,
         lease: Lease,
         role: Role,

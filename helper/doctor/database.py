@@ -12,9 +12,9 @@ from helper.core.share import ShareState
 from helper.doctor.backlog import Waiting
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError, StoreCorrupt, StoreForeign
-from helper.store import ReadOnlyQueue
 from helper.store.rows import DamagedShare, RoundOutlook
 from helper.store.sqlite.file_check import look_through
+from helper.store.sqlite.reader import open_queue_file
 
 SECONDS: Final = 4.0
 """How long SQLite's own check may take here."""
@@ -55,8 +55,8 @@ async def read_file(path: Path, *, now: float) -> DatabaseReport:
         size = path.stat().st_size
         if not size:
             return DatabaseReport(ok("database", f"{path} is empty: the first start fills it"))
-        queue = ReadOnlyQueue(path)
-        outlook, damaged = await queue.outlook(now=now), await queue.damaged()
+        async with open_queue_file(path) as queue:
+            outlook, damaged = await queue.outlook(now=now), await queue.damaged()
     except (HelperError, OSError) as error:
         return DatabaseReport(_unreadable(path, error))
     shares = sum(sum(one.counts.values()) for one in outlook)

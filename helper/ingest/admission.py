@@ -33,7 +33,8 @@ from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
-from helper.store.base import Enqueued, WalletStore
+from helper.store.rows import Enqueued
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.intake")
 
@@ -101,7 +102,7 @@ class AdmissionController:
     def __init__(
         self,
         *,
-        store: WalletStore,
+        store: Store,
         rounds: Rounds,
         trees: Trees,
         checker: ShareValidator,

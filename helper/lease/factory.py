@@ -9,10 +9,10 @@ from helper.config import Config
 from helper.core.roles import ROLES
 from helper.lease import Lease
 from helper.store.factory import host_name
-from helper.store.whole import WholeStore
+from helper.store.store import Store
 
 
-def create_lease(config: Config, store: WholeStore, *, clock: Clock, env: Mapping[str, str]) -> Lease | None:
+def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str, str]) -> Lease | None:
     """The right to send from this store's queue; None where there is nobody to agree with.
 
     Args:

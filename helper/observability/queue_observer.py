@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -12,7 +12,7 @@ import structlog
 from helper.clock import Clock
 from helper.errors import HelperError
 from helper.observability.queue_overview import Counts, KnownRound, overview
-from helper.store.base import DamagedShare, Outlook
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.telemetry")
 
@@ -21,18 +21,6 @@ PATIENCE: Final = 2.0
 """Seconds that the store has for the figures: a scrape must tell of a disk that hangs, not hang with it."""
 
 Facts = Callable[[], Mapping[str, Any]]
-
-
-class ObservedStore(Outlook, Protocol):
-    """The part of the store that is looked at."""
-
-    async def damaged(self) -> list[DamagedShare]:
-        """The rows that were set aside."""
-        ...
-
-    async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
-        """The earliest due time among the waiting shares of these rounds."""
-        ...
 
 
 class ObservedRounds(Protocol):
@@ -79,7 +67,7 @@ class QueueObserver:
 
     def __init__(
         self,
-        store: ObservedStore,
+        store: Store,
         rounds: ObservedRounds,
         facts: Facts,
         *,

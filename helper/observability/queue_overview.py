@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from helper.core.share import ShareState
-from helper.store.base import DueAhead, FailureGroup
+from helper.store.rows import DueAhead, FailureGroup
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 

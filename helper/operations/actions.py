@@ -20,8 +20,9 @@ from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NothingThere
 from helper.ingest.share_checks import ShareChecks
 from helper.operations.import_queue import import_shares
-from helper.store.action_store import Action, Actor, ActStore, ImportResult, RowMark
+from helper.store.action_rows import Action, Actor, ImportResult, RowMark
 from helper.store.rows import QueueFilter
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.operations")
 
@@ -109,7 +110,7 @@ class Operations:
     """
 
     def __init__(
-        self, *, store: ActStore, judge: RoundAuthority, checks: ShareChecks, wake: Callable[[], None], running: bool
+        self, *, store: Store, judge: RoundAuthority, checks: ShareChecks, wake: Callable[[], None], running: bool
     ) -> None:
         self._store = store
         self._judge = judge
@@ -141,7 +142,7 @@ class Operations:
         async def work(counts: Counter[str]) -> None:
             closed = await self._closed_rounds()
             async for ids in self._pieces(wanted.round_id, named if refs else None):
-                some = await self._store.retry_some(ids, wanted, closed=closed, note=_note(actor, "retry"), dry=dry)
+                some = await self._store.retry_failed(ids, wanted, closed=closed, note=_note(actor, "retry"), dry=dry)
                 counts.update(some)
                 if some["retried"] and not dry:
                     self._wake()
@@ -173,7 +174,7 @@ class Operations:
             for start in range(0, len(marks), AT_ONCE):
                 piece = marks[start : start + AT_ONCE]
                 note = _note(actor, "export")
-                counts.update(await self._store.hand_over_some(piece, note=note, at_rest=self._running))
+                counts.update(await self._store.mark_moved(piece, note=note, at_rest=self._running))
 
         counts = await self._act(actor, "move", _wanted(wanted, named), work)
         return {"moved": 0, "stayed": 0, **counts}
@@ -273,7 +274,7 @@ class Operations:
 
     async def _named(self, ref: str) -> int:
         """The one share whose name begins so."""
-        ids = await self._store.ids_of(ref)
+        ids = await self._store.share_ids(ref)
         if len(ids) != 1:
             raise NothingThere(f"no share, or more than one, has the name {ref[:64]}")
         return ids[0]

@@ -17,7 +17,7 @@ from helper.core.share import Share, ShareState
 from helper.errors import ChainAnswerError, ExportFileError
 from helper.ingest.payload import read_share, share_payload
 from helper.ingest.schema import WireError
-from helper.store.action_store import ExportedReveal, ExportedShare
+from helper.store.action_rows import ExportedReveal, ExportedShare
 from helper.store.rows import HistoryEntry, PreparedReveal
 
 FORMAT: Final = "svote-helper queue"

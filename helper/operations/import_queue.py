@@ -15,7 +15,7 @@ from helper.core.share import Share
 from helper.errors import ActionRefused, ExportFileError
 from helper.ingest.share_checks import ShareChecks, check_share
 from helper.operations.export_format import MAX_LINE, message_of, read_head, read_line
-from helper.store.action_store import Checked, ImportedShare, ImportResult
+from helper.store.action_rows import Checked, ImportedShare, ImportResult
 from helper.store.rows import StoredRound
 from proofs import ProofsError
 
@@ -38,7 +38,7 @@ class ImportStore(Protocol):
         """A remembered text."""
         ...
 
-    async def take_over_some(self, carried: Sequence[Checked], *, note: str, dry: bool) -> list[ImportedShare]:
+    async def import_shares(self, carried: Sequence[Checked], *, note: str, dry: bool) -> list[ImportedShare]:
         """Take over those that are not known, or were handed over from here."""
         ...
 
@@ -86,7 +86,7 @@ async def _take(
     dry: bool,
 ) -> list[ImportedShare]:
     checked = await anyio.to_thread.run_sync(_check_all, checks, rounds, lot)
-    valid = iter(await store.take_over_some([one for one in checked if one is not None], note=note, dry=dry))
+    valid = iter(await store.import_shares([one for one in checked if one is not None], note=note, dry=dry))
     return [ImportedShare(ImportResult.INVALID) if one is None else next(valid) for one in checked]
 
 

@@ -7,7 +7,7 @@ import structlog
 from helper.chain.node_pool import NodePool
 from helper.core.schedule import retry_delay
 from helper.observability.stats import Stats
-from helper.store.base import Store
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.attempts")
 

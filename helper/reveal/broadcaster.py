@@ -23,7 +23,8 @@ from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.resend_policy import AT_NEXT_BLOCK, Next, next_step
-from helper.store.base import SentReveal, Store
+from helper.store.rows import SentReveal
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.broadcast")
 
@@ -383,7 +384,7 @@ class Broadcaster:
         self._tell_changed()
 
     async def _put_back(self, share_id: int, note: str) -> None:
-        await self._store.put_back(share_id, stage="broadcast", note=note)
+        await self._store.requeue(share_id, stage="broadcast", note=note)
         self._stats.count("retry_broadcast")
         self._tell_changed()
 

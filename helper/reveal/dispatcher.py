@@ -20,7 +20,8 @@ from helper.observability.stats import Stats
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.retention import BackgroundRetention, Retention
 from helper.reveal.revealer import Revealer
-from helper.store.base import QueuedShare, Store
+from helper.store.rows import QueuedShare
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.processor")
 
@@ -258,7 +259,7 @@ class Dispatcher:
         """Shares whose way ended in an error of ours go back to the queue, or stay to be sent again."""
         now = self._clock.monotonic()
         for share_id in [share_id for share_id, at in self._stranded.items() if at <= now]:
-            if not await self._store.release(share_id):
+            if not await self._store.release_claim(share_id):
                 self._faults.pop(share_id, None)
             del self._stranded[share_id]
         wait = min(self._stranded.values(), default=math.inf) - now

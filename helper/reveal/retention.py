@@ -13,7 +13,8 @@ from helper.core.share import ShareState
 from helper.lease import Lease
 from helper.lease.local import LocalLease
 from helper.observability.stats import Stats
-from helper.store.base import Store, StoredRound
+from helper.store.rows import StoredRound
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.retention")
 
@@ -122,7 +123,7 @@ class Retention:
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
         left = await self._store.unsubmitted(stored.round_id)
-        failed = await self._store.close_unspent(stored.round_id, note="the round closed before it was counted")
+        failed = await self._store.fail_unspent(stored.round_id, note="the round closed before it was counted")
         # The counts are kept apart from the shares; damaged ones must not keep a lost share from being told.
         number = max(failed, sum(left.get(state, 0) for state in UNSUBMITTED))
         if number:

@@ -16,7 +16,8 @@ from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.prover.job import Proof, ProofJob
-from helper.store.base import PreparedReveal, QueuedShare, Store
+from helper.store.rows import PreparedReveal, QueuedShare
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
@@ -125,7 +126,7 @@ class Revealer:
         self._stats.count("retry_tree")
         later = int((self._endpoints.wall() + TREE_WAIT) * 1000)
         note = "no verified root holds this leaf yet"
-        await self._store.put_back(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
+        await self._store.requeue(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
 
     async def _spend(self, queued: QueuedShare, reason: str) -> None:
         await self._attempts.spend(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)

@@ -18,15 +18,15 @@ LOOK_SECONDS: Final = 3600.0
 """Seconds between two looks: a damaged index could hide a share."""
 
 
-class VerifiableStore(Protocol):
-    """The part of the store that looks after itself when told to."""
+class MaintainedStore(Protocol):
+    """The store, which is above this package."""
 
-    async def sweep(self) -> object:
-        """Forget what is kept for some days only."""
+    async def delete_old_failure_counts(self) -> object:
+        """Delete failure counts of purged rounds beyond their retention."""
         ...
 
     async def verify(self) -> list[str]:
-        """Look through all of it: set aside or mend what is damaged, and name what was found."""
+        """Check the whole database; returns what is wrong."""
         ...
 
 
@@ -39,7 +39,7 @@ class Maintenance:
         clock: for the waits.
     """
 
-    def __init__(self, store: VerifiableStore, *, mine: Callable[[], bool], clock: Clock) -> None:
+    def __init__(self, store: MaintainedStore, *, mine: Callable[[], bool], clock: Clock) -> None:
         self._store = store
         self._mine = mine
         self._clock = clock
@@ -53,7 +53,7 @@ class Maintenance:
             if not self._mine():
                 continue
             try:
-                await self._store.sweep()
+                await self._store.delete_old_failure_counts()
                 for found in await self._store.verify():
                     log.error("the database is damaged", reason=found)
             except HelperError as error:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from helper.operations.actions import ImportReport
 from helper.server.views import Counts, Source, counts_json
-from helper.store.action_store import Action
+from helper.store.action_rows import Action
 
 STATUSES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 ACTIONS_SHOWN: Final = 50

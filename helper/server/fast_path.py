@@ -15,7 +15,7 @@ from helper.server.middleware import CORS_HEADERS
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_ids import NAME, new_names
 from helper.server.routes.wallet import TAKE_PATH, Taking, taken_response
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 
 
 class FastPath:

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from helper.core.share import ShareState
 from helper.server import action_views, views
 from helper.server.action_views import RoundState
-from helper.store.action_rows import Action
-from helper.store.base import Queue, QueueFilter, StoredRound
+from helper.store.queue_reader import QueueReader
+from helper.store.rows import QueueFilter, StoredRound
 
 
-class FileQueue(Queue, Protocol):
-    """What operators may look at while no daemon runs."""
-
-    async def rounds(self) -> list[StoredRound]:
-        """All rounds kept."""
-        ...
-
-    async def tree_sizes(self) -> dict[bytes, int]:
-        """How many leaves of each round's tree are kept."""
-        ...
-
-    async def actions(self, *, limit: int) -> list[Action]:
-        """What operators did, the latest first."""
-        ...
-
-
-async def list_answer(queue: Queue, query: QueueFilter, limit: int, *, source: views.Source) -> dict[str, Any]:
+async def list_answer(queue: QueueReader, query: QueueFilter, limit: int, *, source: views.Source) -> dict[str, Any]:
     """`queue list`, with the kinds of failure where failed shares are asked for."""
     failed = None
     if query.state is ShareState.FAILED:
@@ -37,7 +21,7 @@ async def list_answer(queue: Queue, query: QueueFilter, limit: int, *, source: v
 
 
 async def stats_answer(
-    queue: Queue, *, source: views.Source, service: Mapping[str, Any] | None = None
+    queue: QueueReader, *, source: views.Source, service: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """`queue stats`; `service` is what only the daemon knows."""
     return views.stats_json(
@@ -45,12 +29,12 @@ async def stats_answer(
         await queue.damaged(),
         source=source,
         failed=await queue.failed_groups(QueueFilter(), limit=views.GROUPS_SHOWN),
-        before=await queue.failed_before(),
+        before=await queue.purged_failures(),
         service=service,
     )
 
 
-async def spent_answer(queue: Queue, nullifier: str, *, source: views.Source) -> dict[str, Any]:
+async def spent_answer(queue: QueueReader, nullifier: str, *, source: views.Source) -> dict[str, Any]:
     """The rounds in which the chain has counted a nullifier, whoever revealed it; no node is asked.
 
     Raises:
@@ -60,7 +44,7 @@ async def spent_answer(queue: Queue, nullifier: str, *, source: views.Source) ->
     return {"source": source, "rounds": [round_id.hex() for round_id in rounds]}
 
 
-async def file_answer(queue: FileQueue, path: str, query: Mapping[str, str], *, now: float) -> dict[str, Any] | None:
+async def file_answer(queue: QueueReader, path: str, query: Mapping[str, str], *, now: float) -> dict[str, Any] | None:
     """The answer to a question that the daemon's API has, from the file alone; None where there is none.
 
     Args:

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from helper.core.share import ShareState
-from helper.store.action_store import FailedBefore
-from helper.store.base import DamagedShare, FailureGroup, QueueEntry, QueueFilter, QueueStory
-from helper.store.rows import MIN_REF_CHARS
+from helper.store.action_rows import PurgedFailures
+from helper.store.rows import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, QueueStory
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
@@ -57,7 +56,7 @@ def stats_json(
     *,
     source: Source,
     failed: Sequence[FailureGroup] = (),
-    before: Sequence[FailedBefore] = (),
+    before: Sequence[PurgedFailures] = (),
     service: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`queue stats`.

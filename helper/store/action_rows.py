@@ -55,7 +55,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedBefore:
+class PurgedFailures:
     """Shares that had failed for good when their round was purged, with nothing that could name one.
 
     Attributes:
@@ -160,6 +160,9 @@ class ImportedShare:
     ref: str | None = None
     round_id: bytes | None = None
 
+
+Checked = tuple[ExportedShare, bytes]
+"""An imported share, and its nullifier (32 bytes) as computed here."""
 
 RowMark = tuple[int, bytes]
 """A live row as it was when it was read: its number and its check."""

@@ -12,13 +12,13 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.errors import StoreError
 from helper.store.sqlite.store import SqliteStore
-from helper.store.whole import WholeStore
+from helper.store.store import Store
 
 if TYPE_CHECKING:
     from helper.store.postgres import PostgresStore
 
 
-def create_store(config: Config, clock: Clock) -> WholeStore:
+def create_store(config: Config, clock: Clock) -> Store:
     """A store, not yet open: a file of this host's, or a database that hosts share.
 
     Raises:

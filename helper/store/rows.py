@@ -1,4 +1,4 @@
-"""The rows that a store hands out. What a store does with them is in `base.py`.
+"""The row types that a store returns.
 
 Everything here is plain data: raw bytes for ids and hashes, unix seconds for times, milliseconds where a name
 ends in `_ms`. No repr shows a field of a witness, a nullifier or a message.

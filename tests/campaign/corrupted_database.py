@@ -15,12 +15,12 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
-from helper.store import SqliteStore
-from helper.store.base import DamagedShare, Enqueued, QueuedShare, QueueFilter, SentReveal
+from helper.store.rows import DamagedShare, Enqueued, QueuedShare, QueueFilter, SentReveal
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, Network, Node
 from tests.unit.chain.tree_fixtures import Chain
-from tests.unit.store.fixtures import NOW, Posted, posted, reveal
+from tests.unit.store.fixtures import NOW, Posted, operator_retry, posted, reveal
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ async def _look(life: Life, around: Around) -> None:
 async def _retry_and_take_in(life: Life, around: Around) -> None:
     """An operator has the failed shares tried again; wallets post everything again, and new shares."""
     rows = map(row_of, FAILED)
-    await asyncio.gather(*(life.step("requeue", around.store.requeue(row, note="asked for")) for row in rows))
+    await asyncio.gather(*(life.step("retry", operator_retry(around.store, row)) for row in rows))
     handed_in = {number: share(number) for number in (*NEW, *ALL)}
     answers = await asyncio.gather(
         *(life.step("enqueue", around.store.enqueue(one.share, one.nullifier, now=NOW)) for one in handed_in.values())

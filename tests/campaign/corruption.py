@@ -30,7 +30,7 @@ from pathlib import Path
 
 import structlog
 
-from helper.store.base import SentReveal
+from helper.store.rows import SentReveal
 from tests.campaign import corrupted_database
 from tests.campaign.campaign import Campaign, Findings, Setting
 from tests.campaign.corrupted_database import Life, live, row_of, share

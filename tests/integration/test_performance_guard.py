@@ -27,11 +27,11 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
-from helper.store import SqliteStore
 from helper.store.operations.chain_facts import apply_block
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue, enqueue_all
 from helper.store.rows import Enqueued, PreparedReveal
+from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeChain, FakeClock
 

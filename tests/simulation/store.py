@@ -16,9 +16,8 @@ from typing import Any, TypeVar, cast
 
 from helper.clock import Clock
 from helper.errors import StoreError
-from helper.store.base import QueuedShare
 from helper.store.disk_health import PROBE_EVERY
-from helper.store.reader import Reader
+from helper.store.rows import QueuedShare
 from helper.store.share_listing import Row
 from helper.store.sql_files import queries
 from helper.store.sqlite.erasure import Eraser
@@ -26,6 +25,7 @@ from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_location import PathWatch
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import OpenedDatabase, _keys, migrate_schema
+from helper.store.sqlite.reader import Reader
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import Writer

@@ -11,7 +11,7 @@ from helper.app.service import Service
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import HelperError, ShareRefused
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
 from tests.simulation.event_log import Story
 from tests.simulation.fakes import Ballot, prove
@@ -22,6 +22,7 @@ from tests.simulation.prover import Ill, Provers
 from tests.simulation.scenario import KILL_PATIENCE, SETTLING, Episode, Plan, Posting, Upset, Vote
 from tests.simulation.store import USUAL_DELAY, Disk
 from tests.simulation.virtual_loop import SimLoop
+from tests.unit.store.fixtures import operator_retry
 
 PASSES_A_SECOND = 600.0
 MONITOR_SECONDS = 5.0
@@ -302,7 +303,7 @@ class World:
 
 
 async def _requeue(service: Service, share_id: int) -> None:
-    await service.store.requeue(share_id, note="asked for")
+    await operator_retry(service.store, share_id)
 
 
 def stream(seed: int, purpose: str) -> random.Random:

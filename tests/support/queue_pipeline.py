@@ -27,7 +27,7 @@ from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
-from helper.store.base import QueuedShare
+from helper.store.rows import QueuedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.fakes import (
@@ -78,9 +78,9 @@ class WatchedStore(SqliteStore):
         self.after.pop(f"crash {crashes}", lambda: None)()
         return crashes
 
-    async def release(self, share_id: int) -> bool:
-        self._note("release")
-        return await super().release(share_id)
+    async def release_claim(self, share_id: int) -> bool:
+        self._note("release_claim")
+        return await super().release_claim(share_id)
 
     async def record_outcome(self, share_id: int, *, outcome: str) -> None:
         self._note("record_outcome")

@@ -16,7 +16,7 @@ from helper.server import action_views, queue_responses, views
 from helper.server.action_views import RoundState
 from helper.server.application import wrapped
 from helper.server.middleware import JsonResponse
-from helper.store.base import Queue
+from helper.store.queue_reader import QueueReader
 
 Facts = Callable[[], Mapping[str, Any]]
 Rounds = Callable[[], Iterable[RoundState]]
@@ -38,7 +38,7 @@ class KnownRounds(Protocol):
         ...
 
 
-def create_operator_app(queue: Queue, service: Facts, *, more: Sequence[BaseRoute] = ()) -> ASGIApp:
+def create_operator_app(queue: QueueReader, service: Facts, *, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The operators' application.
 
     Args:
@@ -49,7 +49,7 @@ def create_operator_app(queue: Queue, service: Facts, *, more: Sequence[BaseRout
     return wrapped([*operator_routes(queue, service), *more])
 
 
-def operator_routes(queue: Queue, service: Facts) -> list[Route]:
+def operator_routes(queue: QueueReader, service: Facts) -> list[Route]:
     """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`."""
 
     async def list_shares(request: Request) -> Response:
@@ -88,7 +88,7 @@ def operator_routes(queue: Queue, service: Facts) -> list[Route]:
     ]
 
 
-def rounds_route(queue: Queue, rounds: Rounds, now: Callable[[], float]) -> Route:
+def rounds_route(queue: QueueReader, rounds: Rounds, now: Callable[[], float]) -> Route:
     """`GET /rounds`.
 
     Args:

@@ -20,7 +20,7 @@ from helper.operations.import_queue import split_lines
 from helper.server import action_views, views
 from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import KEY, Peer, user_name
-from helper.store.action_store import Actor
+from helper.store.action_rows import Actor
 from helper.store.rows import QueueFilter
 
 MAX_BODY: Final = 64 << 20

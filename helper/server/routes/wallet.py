@@ -19,7 +19,7 @@ from helper.ingest.schema import WireError
 from helper.server.body_reader import BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response
 from helper.server.openapi import ApiRoute, Handler, Operation
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 
 PREFIX: Final = "/shielded-vote/v1"
 TAKE_PATH: Final = f"{PREFIX}/shares"

@@ -73,7 +73,7 @@ def _object(text: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------- retries
 
 
-def retry_some(
+def retry_failed(
     tx: Transaction,
     ids: Sequence[int],
     wanted: QueueFilter,
@@ -158,7 +158,7 @@ def is_marked_closed(tx: Transaction, round_no: int) -> bool:
 # ---------------------------------------------------------------------- handing over
 
 
-def hand_over_some(tx: Transaction, marks: Sequence[RowMark], note: str, at_ms: int, *, at_rest: bool) -> Counter[str]:
+def mark_moved(tx: Transaction, marks: Sequence[RowMark], note: str, at_ms: int, *, at_rest: bool) -> Counter[str]:
     """Give up shares that a file carries to another machine: they fail here, with the stage `MOVED`.
 
     Args:

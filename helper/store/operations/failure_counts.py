@@ -44,7 +44,7 @@ def _plain(text: str) -> str:
     return _LONG.sub("…", text)
 
 
-def sweep(tx: Transaction, at_ms: int) -> int:
-    """Forget what failed too long ago, and what a wrong clock put into days to come; how many lines went."""
+def delete_old(tx: Transaction, at_ms: int) -> int:
+    """Delete counts beyond their retention, and those that a wrong clock dated in the future. Returns how many rows."""
     day = at_ms // _DAY_MS
     return tx.run("sweep_failed_before", {"first": day - DAYS_KEPT, "last": day + 1})

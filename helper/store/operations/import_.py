@@ -7,8 +7,7 @@ from typing import Final
 
 from helper.core.schedule import rank
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, ExportedShare, ImportedShare, ImportResult
-from helper.store.action_store import Checked
+from helper.store.action_rows import MOVED, Checked, ExportedShare, ImportedShare, ImportResult
 from helper.store.operations.actions import revive
 from helper.store.operations.chain_facts import kept_round
 from helper.store.operations.transitions import load, rewrite
@@ -20,7 +19,7 @@ STAGE: Final = "import"
 _STAGE_CHARS: Final = 32
 
 
-def take_over_some(
+def import_shares(
     tx: Transaction, carried: Sequence[Checked], note: str, at_ms: int, *, dry: bool
 ) -> list[ImportedShare]:
     """Take over shares, each in the state that it had there.

@@ -172,17 +172,17 @@ def _claim(tx: Transaction, row: ShareRow) -> QueuedShare:
     return claimed.queued()
 
 
-# ---------------------------------------------------------------------- the ways
+# ---------------------------------------------------------------------- transitions
 
 
-def back(share_id: int, at_ms: int, due_ms: int | None, stage: str, note: str) -> Callable[[Transaction], bool]:
-    """WITNESSED or BROADCAST -> RECEIVED without an attempt."""
+def requeue(share_id: int, at_ms: int, due_ms: int | None, stage: str, note: str) -> Callable[[Transaction], bool]:
+    """WITNESSED or BROADCAST -> RECEIVED without spending an attempt."""
     change = Transition(_IN_HAND, ShareState.RECEIVED, stage, note, at_ms, due_ms)
     return lambda tx: move(tx, share_id, change) is not None
 
 
-def crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[[Transaction], int]:
-    """WITNESSED -> RECEIVED, one crash more; the crashes so far."""
+def record_crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[[Transaction], int]:
+    """WITNESSED -> RECEIVED, counting a crash; the operation returns the crashes so far."""
     change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, due_ms, crashes=1)
 
     def op(tx: Transaction) -> int:
@@ -192,8 +192,8 @@ def crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[[Transa
     return op
 
 
-def again(share_id: int, at_ms: int, due_ms: int, stage: str, note: str) -> Callable[[Transaction], int]:
-    """-> RECEIVED, one attempt more; the attempts so far."""
+def retry(share_id: int, at_ms: int, due_ms: int, stage: str, note: str) -> Callable[[Transaction], int]:
+    """Any working state -> RECEIVED, spending an attempt; the operation returns the attempts so far."""
     change = Transition(_WORKING, ShareState.RECEIVED, stage, note, at_ms, due_ms, attempts=1)
 
     def op(tx: Transaction) -> int:
@@ -203,28 +203,14 @@ def again(share_id: int, at_ms: int, due_ms: int, stage: str, note: str) -> Call
     return op
 
 
-def give_up(share_id: int, at_ms: int, stage: str, note: str, *, spend_attempt: bool) -> Callable[[Transaction], bool]:
-    """-> FAILED."""
+def fail(share_id: int, at_ms: int, stage: str, note: str, *, spend_attempt: bool) -> Callable[[Transaction], bool]:
+    """Any working state -> FAILED."""
     change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms, attempts=int(spend_attempt))
     return lambda tx: move(tx, share_id, change) is not None
 
 
-def revive(share_id: int, at_ms: int, due_ms: int | None, note: str) -> Callable[[Transaction], bool]:
-    """FAILED -> RECEIVED with all attempts back; a message of old is dropped."""
-    sources = frozenset({ShareState.FAILED})
-    change = Transition(sources, ShareState.RECEIVED, "operator", note, at_ms, due_ms, attempts=None, by_anyone=True)
-
-    def op(tx: Transaction) -> bool:
-        if move(tx, share_id, change) is None:
-            return False
-        tx.run("drop_reveal", (share_id,))
-        return True
-
-    return op
-
-
-def release(tx: Transaction, share_id: int, at_ms: int) -> bool:
-    """WITNESSED -> RECEIVED; a share that stands elsewhere stays."""
+def release_claim(tx: Transaction, share_id: int, at_ms: int) -> bool:
+    """WITNESSED -> RECEIVED; no change in any other state."""
     row = load(tx, share_id, at_ms)
     if row is None or row.state != ShareState.WITNESSED:
         return False
@@ -233,7 +219,7 @@ def release(tx: Transaction, share_id: int, at_ms: int) -> bool:
 
 
 def recover_some(tx: Transaction, at_ms: int, limit: int) -> int:
-    """Put back some WITNESSED shares; 0 when there are no more."""
+    """Return some WITNESSED shares to RECEIVED; 0 if there are no more."""
     note = "the helper was started again"
     change = Transition(_IN_HAND, ShareState.RECEIVED, "restart", note, at_ms, by_anyone=True)
     ids = tx.orphaned_claims(limit)

@@ -12,10 +12,6 @@ import structlog
 
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreError
-from helper.store.part_acts import ActsPart
-from helper.store.part_chain import ChainPart
-from helper.store.part_queue import QueuePart, report_damaged
-from helper.store.part_work import WorkPart
 from helper.store.postgres import sender_lease
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import Keyring
@@ -25,6 +21,7 @@ from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.postgres.transaction import ClaimState, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.rows import DamagedShare
+from helper.store.store import Store, report_damaged
 from helper.store.writer_thread import WriterStats
 
 log = structlog.get_logger("helper.store")
@@ -39,8 +36,8 @@ _PATIENCE: Final = 0.3
 """The part of a lease after which the server ends a transaction that nothing is heard of."""
 
 
-class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
-    """All of `helper.store.base.Store` in one schema of a PostgreSQL database.
+class PostgresStore(Store):
+    """A store in one schema of a PostgreSQL database, which several hosts may share.
 
     Args:
         address: `postgresql://user@host/database`; over a network with TLS that is verified, or it is refused.
@@ -66,12 +63,12 @@ class PostgresStore(WorkPart, ChainPart, ActsPart, QueuePart):
         lease: float = LEASE_SECONDS,
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
-        self._clock = SystemClock() if clock is None else clock
         link = create_connection_settings(address, schema=schema, host=host, patience=lease * _PATIENCE)
         self._hands = ClaimState(host, lease)
         self._writer: PostgresWriter = PostgresWriter(link, seals, self._hands, on_damaged)
         self._reader: PostgresReader = PostgresReader(link, RowEncryption(seals))
         self._operators: PostgresReader = self._reader
+        super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operators)
         self._hearing = NotificationListener(link)
         self._heard: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None

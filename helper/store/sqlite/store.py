@@ -1,4 +1,4 @@
-"""The store that ships: one SQLite file, one thread that writes, one connection that reads."""
+"""The store in one SQLite file: one writing thread and two read-only connections."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt
-from helper.store.part_acts import ActsPart
-from helper.store.part_chain import ChainPart
-from helper.store.part_queue import QueuePart, report_damaged
-from helper.store.part_work import WorkPart
-from helper.store.reader import Reader
 from helper.store.rows import DamagedShare
+from helper.store.sqlite.reader import Reader
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import Writer
+from helper.store.store import Store, report_damaged
 from helper.store.writer_thread import WriterStats
 
 
@@ -23,8 +20,8 @@ def reindex(tx: SqliteTransaction) -> None:
     tx.conn.execute("REINDEX")
 
 
-class SqliteStore(WorkPart, ChainPart, ActsPart, QueuePart):
-    """All of `helper.store.base.Store` on one SQLite file.
+class SqliteStore(Store):
+    """A store in one SQLite file.
 
     Args:
         path: the database; made with mode 0600 when it is not there.
@@ -39,10 +36,11 @@ class SqliteStore(WorkPart, ChainPart, ActsPart, QueuePart):
         clock: Clock | None = None,
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
-        self._clock = SystemClock() if clock is None else clock
-        self._writer: Writer = Writer(path, self._clock, on_damaged)
+        clock = SystemClock() if clock is None else clock
+        self._writer: Writer = Writer(path, clock, on_damaged)
         self._reader: Reader = Reader(path)
         self._operators: Reader = Reader(path)
+        super().__init__(clock, self._writer, self._reader, self._operators)
 
     async def open(self) -> None:
         """Make or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""

@@ -22,6 +22,7 @@ from helper.store.block_ranges import BlockRange, add_range, remove_range
 from helper.store.rows import RoundLike, SentReveal, Spent, StoredRound
 from tests.conftest import recorded_lines
 from tests.support.clock import FakeClock
+from tests.support.partial_store import PartialStore
 
 ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
 VOTE_END = 1795268195
@@ -188,7 +189,7 @@ class Network(httpx.AsyncBaseTransport):
         return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
 
 
-class MemoryStore:
+class MemoryStore(PartialStore):
     """The chain's part of the store, without a disk."""
 
     def __init__(self) -> None:
@@ -224,18 +225,6 @@ class MemoryStore:
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         self.kept_rounds[round_id] = replace(self.kept_rounds[round_id], closed_at=now)
-
-    async def mark_alerted(self, round_id: bytes, now: float) -> None:
-        raise NotImplementedError
-
-    async def close_unspent(self, round_id: bytes, *, note: str) -> int:
-        raise NotImplementedError
-
-    async def unsubmitted(self, round_id: bytes) -> dict[ShareState, int]:
-        raise NotImplementedError
-
-    async def purge(self, round_id: bytes) -> int:
-        raise NotImplementedError
 
     async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
         self.heights.append(height)

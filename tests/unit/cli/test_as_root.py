@@ -14,7 +14,7 @@ import pytest
 
 from helper.runtime.privileges import acting_as_owner
 from helper.server.http_server import unix_listener
-from helper.store import SqliteStore
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run
 from tests.unit.store.fixtures import ROUND, put
 

@@ -183,9 +183,10 @@ async def test_without_a_daemon_rounds_are_read_from_the_file(capsys: pytest.Cap
 
 async def file_rounds(desk: Desk) -> dict[str, Any]:
     from helper.server.queue_responses import file_answer  # noqa: PLC0415
-    from helper.store import ReadOnlyQueue  # noqa: PLC0415
+    from helper.store.sqlite.reader import open_queue_file  # noqa: PLC0415
 
-    answer = await file_answer(ReadOnlyQueue(desk.path), "/rounds", {}, now=END + 5)
+    async with open_queue_file(desk.path) as queue:
+        answer = await file_answer(queue, "/rounds", {}, now=END + 5)
     assert answer is not None
     return answer
 

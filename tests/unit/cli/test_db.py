@@ -12,8 +12,8 @@ import pyrage
 import pytest
 
 from helper.cli import db as db_module
-from helper.store import SqliteStore
 from helper.store.sql_files import migrations
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run
 from tests.unit.store.fixtures import put
 

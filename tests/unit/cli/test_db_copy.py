@@ -20,8 +20,10 @@ import pytest
 
 from bench.fill_database import fill as fill_many
 from helper.cli import db_copy
+from helper.core.share import ShareState
 from helper.errors import StoreMoved
-from helper.store import ReadOnlyQueue, SqliteStore
+from helper.store.sqlite.reader import open_queue_file
+from helper.store.sqlite.store import SqliteStore
 from tests.support.postgres import Cluster
 from tests.support.process import PATIENCE
 from tests.support.schemas import conforms
@@ -31,6 +33,12 @@ from tests.unit.store.fixtures import NOW, ROUND, posted, put
 from tests.unit.store.test_migration import everything
 
 MANY = 3000
+
+
+async def counts_of(path: Path) -> dict[bytes, dict[ShareState, int]]:
+    """The shares in a database file."""
+    async with open_queue_file(path) as queue:
+        return await queue.counts()
 
 
 class Setting:
@@ -196,7 +204,7 @@ def test_killed_in_the_midst_it_goes_on(here: Setting) -> None:
     os.kill(copying.pid, signal.SIGKILL)
     copying.wait(PATIENCE)
     assert 0 < kept < MANY
-    anyio.run(ReadOnlyQueue(here.file).counts)  # still the queue
+    anyio.run(counts_of, here.file)  # still the queue
 
     assert run("db", "copy", "--to", here.address, "--yes") == 0
     assert here.everything("postgresql") == before
@@ -262,4 +270,4 @@ def test_a_queue_of_another_is_not_overwritten(here: Setting, capsys: pytest.Cap
     assert "has a queue of its own already" in capsys.readouterr().err
     assert run("db", "copy", "--to", here.address, "--dry-run") == 1
     here.with_store(some)
-    assert anyio.run(ReadOnlyQueue(here.file).counts)
+    assert anyio.run(counts_of, here.file)

@@ -20,8 +20,8 @@ from helper.cli.proof import Source
 from helper.cli.tx import _told
 from helper.core.share import ShareState
 from helper.observability import log_config
-from helper.store import SqliteStore
 from helper.store.rows import QueueFilter
+from helper.store.sqlite.store import SqliteStore
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST, restated
 from tests.support.schemas import conforms
 from tests.unit.cli.live_daemon import Live, live_daemon

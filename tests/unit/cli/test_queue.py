@@ -18,8 +18,8 @@ from helper.cli.queue_output import moment
 from helper.core.share import ShareState
 from helper.ingest.payload import parse_share
 from helper.server import views
-from helper.store import SqliteStore
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeClock, body, make_round, payload
 from tests.unit.server.test_operator_routes import STORY, make_entry

@@ -217,7 +217,7 @@ def test_a_file_that_a_daemon_has_is_not_written(live: Live, capsys: pytest.Capt
 def test_a_closed_round_is_purged(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
     async def close(desk: Desk) -> None:
         desk.judge.closed.add(ROUND_ID)
-        await desk.store.close_unspent(ROUND_ID, note="closed")
+        await desk.store.fail_unspent(ROUND_ID, note="closed")
         await desk.store.mark_alerted(ROUND_ID, NOW)
 
     live.run(close)

@@ -39,7 +39,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await desk.open()
         shares = [posted(number, round_id=ROUND_ID) for number in range(MANY)]
         await asyncio.gather(*(desk.store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
-        await desk.store.close_unspent(ROUND_ID, note="the node did not answer")
+        await desk.store.fail_unspent(ROUND_ID, note="the node did not answer")
         await desk.store.close()
 
     anyio.run(make)

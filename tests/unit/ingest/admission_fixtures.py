@@ -12,8 +12,9 @@ from helper.chain.block_cadence import ShareArrival
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.clock import SlicedWait
 from helper.core.share import Share, ShareKey, ShareState
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 from proofs import ReadShare, ShareCheck
+from tests.support.partial_store import PartialStore
 
 _LINES = (Path(__file__).parents[2] / "recorded" / "round" / "shares.jsonl").read_bytes().splitlines()
 PAYLOADS: list[dict[str, Any]] = [json.loads(line) for line in _LINES]
@@ -123,7 +124,7 @@ class FakeChain:
 
 
 @dataclass
-class FakeStore:
+class FakeStore(PartialStore):
     """Keeps shares in a list and notes what was asked of it, in order."""
 
     kept: list[Share] = field(default_factory=list)

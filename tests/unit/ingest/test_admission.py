@@ -17,7 +17,7 @@ from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import parse_share
 from helper.ingest.validator import ShareValidator
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 from proofs import EncodingError, ProofsError, ShareRuleError
 from tests.unit.ingest.admission_fixtures import (
     COMMITMENT,

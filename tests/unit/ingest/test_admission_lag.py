@@ -9,7 +9,7 @@ import pytest
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import parse_share
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import Node
 from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, body

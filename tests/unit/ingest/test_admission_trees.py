@@ -16,7 +16,7 @@ from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import parse_share
 from helper.ingest.validator import ShareValidator
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 from tests.unit.chain.fakes import recorded_round
 from tests.unit.chain.tree_fixtures import Chain, Setting
 from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, ROUND_ID, FakeChecks, FakeStore, body

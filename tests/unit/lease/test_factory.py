@@ -18,9 +18,9 @@ from helper.lease.database import DatabaseLease
 from helper.lease.factory import create_lease
 from helper.lease.s3 import S3Lease
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.store.base import DamagedShare
+from helper.store.rows import DamagedShare
 from helper.store.sqlite.store import SqliteStore
-from helper.store.whole import WholeStore
+from helper.store.store import Store
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 from tests.support.fakes import until
@@ -162,7 +162,7 @@ def among(
 ) -> ClusterMember:
     """What a host knows of the others; `others` stands for the circuits and rounds that they agree on."""
     return ClusterMember(
-        cast(WholeStore, store),
+        cast(Store, store),
         lease=own,
         role=ROLES[role],
         standby=False,

@@ -23,8 +23,9 @@ from helper.observability.queue_observer import Figures, QueueObserver
 from helper.observability.stats import BOUNDS, Stats
 from helper.server.routes import wallet
 from helper.server.routes.metrics import create_metrics_app
-from helper.store.base import DamagedShare, DueAhead, FailureGroup
+from helper.store.rows import DamagedShare, DueAhead, FailureGroup
 from tests.support.clock import FakeClock
+from tests.support.partial_store import PartialStore
 
 pytestmark = pytest.mark.anyio
 
@@ -232,7 +233,7 @@ async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: s
             assert (await client.get(path, headers={"Host": host})).status_code == status
 
 
-class FakeStore:
+class FakeStore(PartialStore):
     """A store with one waiting share, that can be broken or hang."""
 
     def __init__(self) -> None:

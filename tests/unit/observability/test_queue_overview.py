@@ -7,7 +7,7 @@ import orjson
 from helper.chain.models import Round, RoundStatus
 from helper.core.share import ShareState
 from helper.observability.queue_overview import overview
-from helper.store.base import DueAhead, FailureGroup
+from helper.store.rows import DueAhead, FailureGroup
 
 ROUND, LATER = b"\x01" * 32, b"\x02" * 32
 TIMING = {"p50_ms": 4.0, "p99_ms": 20.0, "count": 3}

@@ -11,8 +11,8 @@ from helper.core.share import Share
 from helper.ingest.payload import parse_share
 from helper.ingest.share_checks import check_share
 from helper.operations.actions import Operations
-from helper.store import SqliteStore
-from helper.store.action_store import Actor
+from helper.store.action_rows import Actor
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.ingest.admission_fixtures import END, PAYLOADS, body, make_round
 

@@ -12,11 +12,10 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, NothingThere, StoreError
 from helper.operations.actions import AT_ONCE
-from helper.store import SqliteStore
-from helper.store.action_store import MOVED
-from helper.store.base import Enqueued
+from helper.store.action_rows import MOVED
 from helper.store.operations import shares
-from helper.store.rows import QueueFilter
+from helper.store.rows import Enqueued, QueueFilter
+from helper.store.sqlite.store import SqliteStore
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, Desk, nullifier_of, recorded
@@ -101,15 +100,15 @@ async def test_a_bulk_retry_goes_in_small_pieces_and_wallets_are_answered_betwee
     """20,000 shares: no piece is greater than the bound, and each POST waits for two pieces at most."""
     await fill_failed(desk, 20_000)
     pieces: list[int] = []
-    retry_some = SqliteStore.retry_some
+    retry_failed = SqliteStore.retry_failed
 
     async def noted(
         self: SqliteStore, ids: Sequence[int], wanted: QueueFilter, *, closed: Collection[bytes], note: str, dry: bool
     ) -> Counter[str]:
         pieces.append(len(ids))
-        return await retry_some(self, ids, wanted, closed=closed, note=note, dry=dry)
+        return await retry_failed(self, ids, wanted, closed=closed, note=note, dry=dry)
 
-    monkeypatch.setattr(SqliteStore, "retry_some", noted)
+    monkeypatch.setattr(SqliteStore, "retry_failed", noted)
     act = asyncio.create_task(desk.operations.retry(ANN, ANY))
     waits: list[int] = []
     for number in range(30):
@@ -136,21 +135,21 @@ async def fill_failed(desk: Desk, number: int) -> None:
             assert shares.enqueue(tx, one.share, one.nullifier, NOW) is Enqueued.QUEUED
 
     await desk.store._writer.run(fill)
-    assert await desk.store.close_unspent(ROUND_ID, note="failed by the test") == number
+    assert await desk.store.fail_unspent(ROUND_ID, note="failed by the test") == number
 
 
 async def test_an_act_that_fails_is_on_record_with_what_it_had_done(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await failed(desk, *range(AT_ONCE + 5))
-    retry_some = SqliteStore.retry_some
+    retry_failed = SqliteStore.retry_failed
 
     async def once(self: SqliteStore, ids: Sequence[int], *rest: QueueFilter, **how: object) -> Counter[str]:
         if len(ids) < AT_ONCE:
             raise StoreError("the disk is full")
-        return await retry_some(self, ids, *rest, **how)  # type: ignore[arg-type]  # passed on as it came
+        return await retry_failed(self, ids, *rest, **how)  # type: ignore[arg-type]  # passed on as it came
 
-    monkeypatch.setattr(SqliteStore, "retry_some", once)
+    monkeypatch.setattr(SqliteStore, "retry_failed", once)
     with pytest.raises(StoreError):
         await desk.operations.retry(ANN, ANY)
     (act,) = await desk.operations.acts(5)
@@ -163,7 +162,7 @@ async def test_the_text_of_a_foreign_error_is_not_kept(desk: Desk, monkeypatch: 
     async def broken(*_: object, **__: object) -> Counter[str]:
         raise RuntimeError("primary_blind is 0011")
 
-    monkeypatch.setattr(SqliteStore, "retry_some", broken)
+    monkeypatch.setattr(SqliteStore, "retry_failed", broken)
     with pytest.raises(RuntimeError):
         await desk.operations.retry(ANN, ANY)
     assert [act.outcome for act in await desk.operations.acts(5)] == [{"error": "RuntimeError"}]

@@ -18,7 +18,7 @@ from helper.errors import ActionRefused, ExportFileError
 from helper.operations.actions import ImportReport
 from helper.operations.export_format import MAX_LINE, Head, read_head, read_line, write_head, write_line
 from helper.operations.import_queue import split_lines
-from helper.store.action_store import ExportedReveal, ExportedShare, ImportResult
+from helper.store.action_rows import ExportedReveal, ExportedShare, ImportResult
 from helper.store.rows import HistoryEntry, PreparedReveal, QueueFilter
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, Desk, each, nullifier_of, recorded

@@ -258,7 +258,7 @@ async def test_a_good_proof_that_is_refused_is_made_with_the_other_circuit_at_no
 async def test_what_may_have_been_sent_before_the_start_waits_for_a_block_since(line: Line) -> None:
     share = await line.prepared()
     await line.broadcaster.send(share)
-    await line.store.put_back(share, stage="broadcast", note="the chain refuses k10 proofs")
+    await line.store.requeue(share, stage="broadcast", note="the chain refuses k10 proofs")
     line.clock.advance(0.1)
     after_restart = line.make_broadcaster()
     assert await line.revealer.prove(await line.claim())

@@ -66,7 +66,7 @@ async def test_the_database_may_be_away_for_a_while(line: Line) -> None:
     async with line.running():
         await line.put(1)
         await until(lambda: line.processor.proving == 0 and line.prover.begun)
-        line.store.broken |= {"claim_due", "release"}
+        line.store.broken |= {"claim_due", "release_claim"}
         with capture_logs() as logs:
             await line.put(2)
             for _ in range(5):
@@ -74,7 +74,7 @@ async def test_the_database_may_be_away_for_a_while(line: Line) -> None:
             await line.settle()
         told = [entry["error"] for entry in logs if entry["event"] == "the queue could not be worked"]
         assert told == ["claim_due failed"], "told once, not once a second"
-        assert "release" in line.store.journal
+        assert "release_claim" in line.store.journal
         assert await line.turns_at_rest() == 0
         line.store.broken.clear()
         await line.later(1)
@@ -104,7 +104,7 @@ async def test_a_proof_that_ends_after_its_round_was_closed_is_nobodys_fault(
     async with line.running():
         await line.put(1)
         await until(lambda: line.prover.begun)
-        await line.store.close_unspent(ROUND, note="the round closed")
+        await line.store.fail_unspent(ROUND, note="the round closed")
         with capture_logs() as logs:
             slow.set()
             await until(lambda: line.processor.proving == 0)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
-from helper.store.base import Enqueued, StoredRound
+from helper.store.rows import Enqueued, StoredRound
 from tests.support.fakes import HOUR, OTHER_ROUND, ROUND, START, make_round, make_share, nullifier_of
 from tests.support.queue_pipeline import Line, open_line
 

@@ -17,7 +17,7 @@ class Database:
         self.damage: list[str] = []
         self.away = False
 
-    async def sweep(self) -> int:
+    async def delete_old_failure_counts(self) -> int:
         self.done.append("swept")
         return 0
 

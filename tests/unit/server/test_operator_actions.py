@@ -25,7 +25,7 @@ from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import user_name
 from helper.server.routes.operator import create_operator_app, rounds_route
 from helper.server.routes.operator_actions import MARK, MAX_BODY, operator_action_routes
-from helper.store import SqliteStore
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, Desk
 from tests.unit.operations.test_actions import failed

@@ -10,8 +10,9 @@ import pytest
 from helper.core.share import ShareState
 from helper.server import views
 from helper.server.routes.operator import create_operator_app
-from helper.store.action_store import FailedBefore
-from helper.store.base import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from helper.store.action_rows import PurgedFailures
+from helper.store.queue_reader import QueueReader
+from helper.store.rows import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, QueueStory
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import is_error
 
@@ -54,7 +55,7 @@ STORY = QueueStory(
 )
 
 
-class FakeQueue:
+class FakeQueue(QueueReader):
     """A queue with one share; remembers what was asked for."""
 
     def __init__(self) -> None:
@@ -76,8 +77,8 @@ class FakeQueue:
     async def failed_groups(self, wanted: QueueFilter, *, limit: int) -> list[FailureGroup]:
         return [FailureGroup((END - 50) * 1000, "proof", "timed out", 2)]
 
-    async def failed_before(self) -> list[FailedBefore]:
-        return [FailedBefore(20_000, "closed", "the round closed before it was counted", 3)]
+    async def purged_failures(self) -> list[PurgedFailures]:
+        return [PurgedFailures(20_000, "closed", "the round closed before it was counted", 3)]
 
     async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []

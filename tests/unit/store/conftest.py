@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from helper.store import SqliteStore
-from helper.store.base import DamagedShare
+from helper.store.rows import DamagedShare
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import Opener
 

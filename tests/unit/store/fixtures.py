@@ -9,31 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from helper.core.share import Share
-from helper.store import SqliteStore
-from helper.store.action_store import ActStore
-from helper.store.base import Outlook, PreparedReveal, QueuedShare, Store
-from helper.store.writer_thread import WriterStats
-
-
-class WholeStore(Store, ActStore, Outlook, Protocol):
-    """All that a store does for the service and for operators."""
-
-    @property
-    def stats(self) -> WriterStats:
-        """What the writer has done."""
-        ...
-
-    async def tree_sizes(self) -> dict[bytes, int]:
-        """How many leaves of each round's tree are kept."""
-        ...
-
-    async def verify(self) -> list[str]:
-        """Look through all of it."""
-        ...
-
+from helper.store.rows import PreparedReveal, QueuedShare, QueueFilter
+from helper.store.sqlite.store import SqliteStore
+from helper.store.store import Store
 
 NOW = 1_795_268_000.0
 ROUND = bytes(range(32))
@@ -92,26 +73,31 @@ def message_of(one: QueuedShare, maker: str) -> PreparedReveal:
     return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 
-async def put(store: WholeStore, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
+async def operator_retry(store: Store, *share_ids: int, note: str = "asked for") -> int:
+    """Retry failed shares as an operator does; how many."""
+    return (await store.retry_failed(share_ids, QueueFilter(), closed=(), note=note, dry=False))["retried"]
+
+
+async def put(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     """Enqueue the shares with these numbers."""
     for number in numbers:
         one = posted(number, submit_at=submit_at)
         await store.enqueue(one.share, one.nullifier, now=now)
 
 
-async def claim(store: WholeStore, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
+async def claim(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
     """Claim what is due of the first round."""
     return await store.claim_due(now=now, limit=limit, rounds=[ROUND])
 
 
-async def claim_one(store: WholeStore, number: int) -> int:
+async def claim_one(store: Store, number: int) -> int:
     """Enqueue one share and claim it; its id."""
     await put(store, number)
     (queued,) = await claim(store)
     return queued.id
 
 
-async def broadcast_one(store: WholeStore, number: int) -> int:
+async def broadcast_one(store: Store, number: int) -> int:
     """One share in BROADCAST; its id."""
     share_id = await claim_one(store, number)
     assert await store.prepare(share_id, reveal(number))

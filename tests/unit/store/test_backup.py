@@ -12,10 +12,10 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import BackupError, BackupKeyError, StoreCorrupt, StoreForeign, StoreLocked
-from helper.store import SqliteStore
 from helper.store.backup import MAX_WORK_FACTOR, restore, seal, unseal, write_backup
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.snapshot import Snapshot, examine, take_snapshot
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import NOW, ROUND, Opener, broadcast_one, claim, files, hands_on, posted, put
 

@@ -13,13 +13,12 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
-from helper.store import SqliteStore
-from helper.store.base import DamagedShare
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 from helper.store.migration.tables import SHARES
 from helper.store.records import RevealRow, ShareRow
-from helper.store.rows import QueueEntry, QueueFilter
+from helper.store.rows import DamagedShare, QueueEntry, QueueFilter
 from helper.store.share_listing import UNREADABLE_NOTE
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import NOW, ROUND, Opener, broadcast_one, claim, hands_on, posted, put, reveal, rows
 
@@ -120,13 +119,13 @@ async def test_a_damaged_row_is_named_and_not_claimed_and_the_rest_goes_on(
     (entry,) = [entry for entry in await again.list_shares(QueueFilter(), 9) if entry.damaged]
     assert entry.ref == reported[0].ref
     assert await again.next_due_ms([ROUND]) is None
-    assert await again.close_unspent(ROUND, note="closed") == 2
+    assert await again.fail_unspent(ROUND, note="closed") == 2
 
 
 @pytest.mark.parametrize(
     "act",
     [
-        lambda store: store.put_back(1, stage="t", note="n"),
+        lambda store: store.requeue(1, stage="t", note="n"),
         lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
         lambda store: store.fail(1, stage="t", note="n", spend_attempt=True),
         lambda store: store.mark_sending(1, height=5, endpoint="one"),

@@ -10,11 +10,11 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.core.share import ShareState
-from helper.store import SqliteStore
 from helper.store.sql_files import schema
 from helper.store.sqlite import erasure
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
+from helper.store.sqlite.store import SqliteStore
 from proofs import page_gap
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import (
@@ -98,7 +98,7 @@ async def test_among_many_shares_the_confirmed_are_gone_from_every_page(store: S
         ids |= {queued.share.tree_position - 70_000: queued.id for queued in claimed}
         for queued in claimed:
             note = "x" * source.randrange(200)
-            await store.put_back(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
+            await store.requeue(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
     gone = source.sample(sorted(ids), 250)
 
     await store.add_spent([(ROUND, posted(number).nullifier) for number in gone])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.store import SqliteStore
-from helper.store.action_store import MOVED, Checked, ExportedReveal, ExportedShare
+from helper.store.action_rows import MOVED, Checked, ExportedReveal, ExportedShare
 from helper.store.operations.export import Selection, select_for_export
 from helper.store.rows import FailureGroup, HistoryEntry, QueueFilter
 from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.conformance.test_operator_actions import failed, retried
@@ -94,7 +94,7 @@ async def test_what_is_handed_over_is_left_alone_until_it_is_taken_back_or_count
     found = selected(path)
     await put(store, 6)
 
-    counts = await store.hand_over_some(found.marks, note="gone", at_rest=True)
+    counts = await store.mark_moved(found.marks, note="gone", at_rest=True)
 
     assert counts == {"moved": 3, "stayed": 2}, "what is being proven or was sent is in hand"
     assert [one.share for one in await claim(store, now=NOW + 99)] == [posted(6).share], "only what came since"
@@ -102,7 +102,7 @@ async def test_what_is_handed_over_is_left_alone_until_it_is_taken_back_or_count
     assert await store.failed_groups(QueueFilter(stage=MOVED), limit=9) == [
         FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
     ]
-    again = await store.hand_over_some(found.marks, note="gone", at_rest=True)
+    again = await store.mark_moved(found.marks, note="gone", at_rest=True)
     assert again == {"stayed": 5}, "a row that changed since it was read is not touched"
 
     assert await store.apply_block(9, [(ROUND, posted(2).nullifier)], now=NOW), "counted by the other machine's reveal"
@@ -120,7 +120,7 @@ def checked(carried: list[ExportedShare]) -> list[Checked]:
 
 async def taken(store: SqliteStore, lot: list[Checked], *, dry: bool = False) -> dict[str, int]:
     """How many shares had each result."""
-    return dict(Counter(one.result for one in await store.take_over_some(lot, note="from there", dry=dry)))
+    return dict(Counter(one.result for one in await store.import_shares(lot, note="from there", dry=dry)))
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ async def test_a_long_history_is_carried_as_it_is(store: SqliteStore, path: Path
     await put(store, 1)
     for number in range(60):
         (queued,) = await claim(store)
-        await store.put_back(queued.id, stage="tree", note=f"look {number}")
+        await store.requeue(queued.id, stage="tree", note=f"look {number}")
     (one,) = selected(path).carried
     assert len(one.history) == 50
     await taken(there, checked([one]))

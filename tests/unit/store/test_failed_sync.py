@@ -11,9 +11,9 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.store import SqliteStore
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.page_scrubber import scrub_pages
+from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import ROUND, Opener, files, put
 

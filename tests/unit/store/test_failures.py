@@ -14,11 +14,11 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreFull
-from helper.store import SqliteStore
-from helper.store.base import Enqueued
 from helper.store.disk_health import LOCATION_EVERY, DiskHealth
 from helper.store.operations.chain_facts import set_meta
+from helper.store.rows import Enqueued
 from helper.store.sqlite.errors import UnreadableRowError, is_environment, is_full, translate
+from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import NOW, ROUND, claim_one, files, posted, put
@@ -68,14 +68,15 @@ async def test_on_a_full_disk_a_whole_batch_fails_and_nothing_of_it_is_kept(stor
 
 async def test_one_refused_operation_does_not_harm_the_others_of_its_batch(store: SqliteStore) -> None:
     share_id = await claim_one(store, 999)
+    await store.fail(share_id, stage="proof", note="no", spend_attempt=False)
     good = [store.enqueue(posted(n).share, posted(n).nullifier, now=NOW) for n in range(20)]
-    bad = store.requeue(share_id, note="it has not failed")
+    bad = store.requeue(share_id, stage="tree", note="it has failed")
 
     first, *rest = await asyncio.gather(bad, *good, return_exceptions=True)
 
     assert isinstance(first, StoreError)
     assert rest == [Enqueued.QUEUED] * 20
-    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 20, ShareState.WITNESSED: 1}}
+    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 20, ShareState.FAILED: 1}}
 
 
 async def test_an_operation_that_fails_half_way_is_undone_and_the_others_run_again(store: SqliteStore) -> None:

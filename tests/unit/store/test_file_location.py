@@ -16,11 +16,11 @@ import structlog
 from helper.cli.single_instance import require_single_instance
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
-from helper.store import SqliteStore
 from helper.store.backup import restore
 from helper.store.disk_health import LOCATION_EVERY
 from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import ROUND, Opener, files, put
 
 PATIENCE = 60.0
@@ -29,7 +29,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 import structlog
-from helper.store import SqliteStore
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import put
 
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

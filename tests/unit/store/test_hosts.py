@@ -20,12 +20,11 @@ from psycopg.conninfo import make_conninfo
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.lease.database import DatabaseLease
-from helper.store.base import DamagedShare, Enqueued
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import refuse_held_name
 from helper.store.postgres.transaction import PostgresTransaction
-from helper.store.rows import QueueFilter
+from helper.store.rows import DamagedShare, Enqueued, QueueFilter
 from tests.support.clock import FakeClock
 from tests.support.command import refused_serve
 from tests.support.fakes import until
@@ -187,7 +186,7 @@ async def test_nothing_is_sent_but_by_the_sender(join: Join, place: PostgresPlac
     assert await two.take_sender() is None
     assert await two.sender_host() == "one"
     assert not await two.mark_sending(share, height=1, endpoint="node")
-    assert not await two.put_back(share, stage="broadcast", note="late")
+    assert not await two.requeue(share, stage="broadcast", note="late")
     assert not await two.retry(share, due_ms=0, stage="broadcast", note="late")
     assert not await two.fail(share, stage="broadcast", note="late", spend_attempt=True)
     assert [place.rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == before
@@ -343,8 +342,8 @@ async def test_a_silent_hosts_shares_are_another_hosts_at_their_own_times(join: 
 
 STALE: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
     "prepare": lambda store, share: store.prepare(share, reveal(1)),
-    "put_back": lambda store, share: store.put_back(share, stage="tree", note="late"),
-    "release": lambda store, share: store.release(share),
+    "put_back": lambda store, share: store.requeue(share, stage="tree", note="late"),
+    "release": lambda store, share: store.release_claim(share),
     "record_crash": lambda store, share: store.record_crash(share, due_ms=0, note="late"),
     "retry": lambda store, share: store.retry(share, due_ms=0, stage="proof", note="late"),
     "fail": lambda store, share: store.fail(share, stage="proof", note="late", spend_attempt=True),
@@ -393,7 +392,7 @@ async def test_an_operator_retries_on_any_host_also_what_that_host_has_lost(join
     (theirs,) = await claim(two)
     assert await two.fail(theirs.id, stage="proof", note="for good", spend_attempt=True)
 
-    told = await one.retry_some([mine.id], QueueFilter(), closed=(), note="by ann", dry=False)
+    told = await one.retry_failed([mine.id], QueueFilter(), closed=(), note="by ann", dry=False)
 
     assert told == {"retried": 1}
     assert await one.counts() == {ROUND: {ShareState.RECEIVED: 1}}
@@ -528,11 +527,11 @@ async def test_the_end_of_a_round_takes_shares_out_of_any_hosts_hands(join: Join
     await put(one, 1)
     (mine,) = await claim(one)
 
-    assert await two.close_unspent(ROUND, note="closed") == 1
+    assert await two.fail_unspent(ROUND, note="closed") == 1
 
-    assert not await one.put_back(mine.id, stage="tree", note="late")
+    assert not await one.requeue(mine.id, stage="tree", note="late")
     assert await two.purge(ROUND) == 1
-    assert not await one.release(mine.id)
+    assert not await one.release_claim(mine.id)
 
 
 async def test_a_share_that_comes_to_a_host_that_does_not_know_of_the_rounds_end_is_not_taken(join: Join) -> None:
@@ -540,7 +539,7 @@ async def test_a_share_that_comes_to_a_host_that_does_not_know_of_the_rounds_end
     await one.save_rounds([ToldRound()], NOW)
     await put(two, 1)
     await one.mark_closed(ROUND, NOW)
-    assert await one.close_unspent(ROUND, note="closed") == 1
+    assert await one.fail_unspent(ROUND, note="closed") == 1
 
     late, known = posted(2), posted(1)
     assert await two.enqueue(late.share, late.nullifier, now=NOW) is Enqueued.CLOSED

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from helper.core.share import ShareState
 from helper.errors import NothingThere, StoreCopyDiffers, StoreForeign, StoreLocked, StoreMoved
-from helper.store.base import QueueFilter
 from helper.store.migration.endpoint import MigrationEndpoint, copying
 from helper.store.migration.migration import Migration, MigrationResult
 from helper.store.migration.postgres_endpoint import PostgresEndpoint
@@ -39,28 +38,19 @@ from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import migrations
 from helper.store.records import ShareRow
+from helper.store.rows import QueueFilter
+from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.support.fakes import PATIENCE
 from tests.unit.store.conformance.backends import SEALS, Place, PostgresPlace, SqlitePlace
 from tests.unit.store.conformance.conftest import KINDS
 from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.conformance.test_operator_actions import ANN, failed
-from tests.unit.store.fixtures import (
-    NOW,
-    OTHER_ROUND,
-    ROUND,
-    WholeStore,
-    broadcast_one,
-    claim,
-    claim_one,
-    hands_on,
-    posted,
-    put,
-)
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, broadcast_one, claim, claim_one, hands_on, posted, put
 
 LEAVES = bytes(range(32)) * 3
 SUBTREE = b"n" * 32_736
-Open = Callable[[Place], Awaitable[WholeStore]]
+Open = Callable[[Place], Awaitable[Store]]
 CROSSINGS = list(itertools.permutations(KINDS, 2)) or [("sqlite", "sqlite")]
 WAYS = [*CROSSINGS, *((kind, kind) for kind in KINDS)]
 
@@ -94,9 +84,9 @@ def any_places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Place, P
 @pytest.fixture
 async def opening(clock: FakeClock) -> AsyncIterator[Open]:
     """Opens stores, and closes them all at the end."""
-    stores: list[WholeStore] = []
+    stores: list[Store] = []
 
-    async def opened(place: Place) -> WholeStore:
+    async def opened(place: Place) -> Store:
         one = place.store(clock, lambda _: None)
         await one.open()
         stores.append(one)
@@ -178,7 +168,7 @@ def everything(place: Place) -> dict[str, list[Any]]:
         side.close()
 
 
-async def fill(store: WholeStore) -> None:
+async def fill(store: Store) -> None:
     """Of everything something: a share in each state, tombstones, trees, acts, and what a purge leaves."""
     await failed(store, 20, note="no leaf")
     await store.purge(ROUND)
@@ -200,7 +190,7 @@ async def fill(store: WholeStore) -> None:
     await store.save_subtrees(ROUND, 0, SUBTREE)
 
 
-async def names(store: WholeStore) -> list[tuple[str, ShareState]]:
+async def names(store: Store) -> list[tuple[str, ShareState]]:
     listed = await store.list_shares(QueueFilter(), 100)
     return sorted((one.ref, one.state) for one in listed)
 
@@ -398,7 +388,7 @@ async def test_beside_a_daemon_that_goes_on_passes_follow_and_the_last_waits_for
     await opening(target)
 
 
-async def work_on(store: WholeStore) -> None:
+async def work_on(store: Store) -> None:
     """What a daemon does: shares come, and some are counted."""
     for number in range(50, 70):
         await put(store, number)

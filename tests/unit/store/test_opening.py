@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import stat
 import threading
 from functools import partial
@@ -14,9 +13,9 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
-from helper.store import SqliteStore, sqlite_version
 from helper.store.sql_files import migrations
 from helper.store.sqlite import opening
+from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import ROUND, Opener, files, hands_on, put
@@ -251,10 +250,6 @@ async def test_closing_finishes_what_was_handed_in(opened: Opener, path: Path) -
 
     again = await opened(path)
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 100}}
-
-
-def test_the_librarys_version_is_told() -> None:
-    assert sqlite_version() == sqlite3.sqlite_version
 
 
 async def test_a_pulse_is_felt_only_while_the_writing_thread_has_turns(store: SqliteStore) -> None:

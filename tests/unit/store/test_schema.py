@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import TRANSITIONS, ShareState
-from helper.store import SqliteStore
 from helper.store.sql_files import schema
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.conformance.test_transitions import LIVE, bring_to
 from tests.unit.store.fixtures import broadcast_one, hands_on
 

@@ -10,10 +10,10 @@ import pytest
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
-from helper.store import SqliteStore
 from helper.store.sql_files import migrations
 from helper.store.sqlite.opening import compare_schema
 from helper.store.sqlite.schema_upgrade import migrate, refuse_running, try_migration
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import NOW, ROUND, Opener, claim, files, hands_on, posted, put
 
 OLD = Path(__file__).with_name("old") / "schema-1.db.gz"

@@ -9,10 +9,10 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign
-from helper.store import ReadOnlyQueue, SqliteStore
-from helper.store.base import Queue
 from helper.store.rows import QueueFilter
 from helper.store.sql_files import migrations, queries
+from helper.store.sqlite.reader import open_queue_file
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.conformance.test_operator_actions import failed, retried
 from tests.unit.store.fixtures import ROUND, Opener, claim, files, hands_on, posted, put, rows
 
@@ -20,11 +20,10 @@ from tests.unit.store.fixtures import ROUND, Opener, claim, files, hands_on, pos
 async def test_the_file_alone_tells_the_same_and_is_not_changed_by_looking(store: SqliteStore, path: Path) -> None:
     await put(store, *range(5))
     before = files(path)
-    alone: Queue = ReadOnlyQueue(path)
-
-    assert await alone.counts() == await store.counts()
-    assert await alone.list_shares(QueueFilter(), 3) == await store.list_shares(QueueFilter(), 3)
-    assert await alone.damaged() == []
+    async with open_queue_file(path) as queue:
+        assert await queue.counts() == await store.counts()
+        assert await queue.list_shares(QueueFilter(), 3) == await store.list_shares(QueueFilter(), 3)
+        assert await queue.damaged() == []
 
     assert {name: data for name, data in files(path).items() if not name.endswith("-shm")} == {
         name: data for name, data in before.items() if not name.endswith("-shm")
@@ -42,7 +41,8 @@ async def test_a_file_left_by_a_crash_is_read_with_its_log_and_the_log_stays(
     log = Path(f"{copy}-wal").read_bytes()
     assert len(log) > 4096
 
-    assert await ReadOnlyQueue(copy).counts() == {ROUND: {ShareState.RECEIVED: 5}}
+    async with open_queue_file(copy) as queue:
+        assert await queue.counts() == {ROUND: {ShareState.RECEIVED: 5}}
 
     assert Path(f"{copy}-wal").read_bytes() == log
 
@@ -64,16 +64,19 @@ async def test_the_file_alone_is_only_read_when_it_is_ours(store: SqliteStore, p
     with hands_on(path) as conn:
         conn.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreForeign):
-        await ReadOnlyQueue(path).counts()
+        async with open_queue_file(path):
+            pass
 
     foreign = tmp_path / "foreign.db"
     conn = sqlite3.connect(foreign)
     conn.execute("CREATE TABLE songs (title TEXT)")
     conn.close()
     with pytest.raises(StoreForeign):
-        await ReadOnlyQueue(foreign).show("abcdef")
+        async with open_queue_file(foreign):
+            pass
     with pytest.raises(StoreError):
-        await ReadOnlyQueue(tmp_path / "none.db").damaged()
+        async with open_queue_file(tmp_path / "none.db"):
+            pass
 
 
 async def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds(

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
 
 from helper.clock import Clock
-from helper.store import ReadOnlyQueue, SqliteStore
-from helper.store.base import DamagedShare
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.keyring import Keyring
-from tests.unit.store.fixtures import WholeStore, hands_on, rows
+from helper.store.queue_reader import QueueReader
+from helper.store.rows import DamagedShare
+from helper.store.sqlite.reader import open_queue_file
+from helper.store.sqlite.store import SqliteStore
+from helper.store.store import Store
+from tests.unit.store.fixtures import hands_on, rows
 
 SEALS = [b"s" * 32]
 Report = Callable[[DamagedShare], None]
-Reopen = Callable[[], Awaitable[WholeStore]]
+Reopen = Callable[[], Awaitable[Store]]
 """Opens a store that is closed at the end of the test."""
 
 
 class Place(Protocol):
     """What is kept beyond the life of one store."""
 
-    def store(self, clock: Clock, report: Report) -> WholeStore:
+    def store(self, clock: Clock, report: Report) -> Store:
         """A store on it, not yet open."""
         ...
 
-    async def begin(self, store: WholeStore) -> None:
+    async def begin(self, store: Store) -> None:
         """Have an open store do all that there is to do."""
         ...
 
@@ -40,8 +44,8 @@ class Place(Protocol):
         """Change something by hand, as a fault would."""
         ...
 
-    def alone(self) -> list[ReadOnlyQueue]:
-        """What tells the same of it when no store is open."""
+    def offline(self) -> AbstractAsyncContextManager[list[QueueReader]]:
+        """The readers that need no open store."""
         ...
 
     @property
@@ -69,12 +73,14 @@ class SqlitePlace:
         with hands_on(self.path) as conn:
             conn.execute(sql)
 
-    async def begin(self, store: WholeStore) -> None:
+    async def begin(self, store: Store) -> None:
         """Nothing: nobody else sends."""
 
-    def alone(self) -> list[ReadOnlyQueue]:
-        """The file can be read by itself."""
-        return [ReadOnlyQueue(self.path)]
+    @asynccontextmanager
+    async def offline(self) -> AsyncIterator[list[QueueReader]]:
+        """The reader of the file."""
+        async with open_queue_file(self.path) as queue:
+            yield [queue]
 
     @property
     def in_words(self) -> list[str]:
@@ -118,15 +124,16 @@ class PostgresPlace:
         with self.connect() as conn:
             conn.execute(sql.encode())
 
-    async def begin(self, store: WholeStore) -> None:
+    async def begin(self, store: Store) -> None:
         """Its host is the one that sends."""
         assert isinstance(store, PostgresStore)
         assert await store.take_sender() is not None
         self.change("UPDATE sender SET until = 'infinity'")  # nobody keeps it up here
 
-    def alone(self) -> list[ReadOnlyQueue]:
-        """Nothing: its sealed parts need a host."""
-        return []
+    @asynccontextmanager
+    async def offline(self) -> AsyncIterator[list[QueueReader]]:
+        """None: only a store reads the database."""
+        yield []
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         """A connection that sees the schema's tables."""

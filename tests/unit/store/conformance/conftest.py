@@ -8,11 +8,11 @@ from secrets import token_hex
 
 import pytest
 
-from helper.store.base import DamagedShare
+from helper.store.rows import DamagedShare
+from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.support.postgres import binaries
 from tests.unit.store.conformance.backends import Place, PostgresPlace, Reopen, SqlitePlace
-from tests.unit.store.fixtures import WholeStore
 
 KINDS = ["sqlite"] + (["postgres"] if binaries() is not None else [])
 
@@ -27,9 +27,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.fixture
 async def reopen(place: Place, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Reopen]:
     """Opens stores on the place, and closes them all at the end."""
-    stores: list[WholeStore] = []
+    stores: list[Store] = []
 
-    async def open_store() -> WholeStore:
+    async def open_store() -> Store:
         one = place.store(clock, reported.append)
         await one.open()
         stores.append(one)
@@ -42,5 +42,5 @@ async def reopen(place: Place, clock: FakeClock, reported: list[DamagedShare]) -
 
 
 @pytest.fixture
-async def store(reopen: Reopen) -> WholeStore:
+async def store(reopen: Reopen) -> Store:
     return await reopen()

@@ -8,20 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helper.errors import StoreCorrupt, StoreError
-from helper.store.base import DamagedShare, Enqueued
-from helper.store.part_work import WorkPart
+from helper.store.rows import DamagedShare, Enqueued
+from helper.store.store import Store
 from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Place
 from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import NOW, ROUND, Posted, WholeStore, posted
+from tests.unit.store.fixtures import NOW, ROUND, Posted, posted
 
 ROUNDS = 3
 """Rounds of one batch; the chain has told of the first only."""
@@ -156,7 +155,7 @@ def closes(place: Place) -> bool:
     return place.in_words[0] == "postgres"
 
 
-async def prepare(store: WholeStore, rounds: Sequence[bytes], before: Before) -> None:
+async def prepare(store: Store, rounds: Sequence[bytes], before: Before) -> None:
     """Bring the rounds of a batch to where they stand before it."""
     told = rounds[0]
     await store.save_rounds([ToldRound(told)], NOW)
@@ -165,7 +164,7 @@ async def prepare(store: WholeStore, rounds: Sequence[bytes], before: Before) ->
     if before.closed:
         await store.mark_closed(told, NOW)
     if before.damaged:
-        await cast(WorkPart, store)._writer.run(partial(add_damaged_round, round_id=rounds[1]))
+        await store._writer.run(partial(add_damaged_round, round_id=rounds[1]))
 
 
 def of_round(round_id: bytes, number: int) -> Posted:
@@ -180,7 +179,7 @@ def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
     tx.run("add_round_key", (last + 1, round_id, b"k" * 32, bytes(8)))
 
 
-async def waiting(store: WholeStore, rounds: Sequence[bytes], before: Before) -> set[tuple[object, ...]]:
+async def waiting(store: Store, rounds: Sequence[bytes], before: Before) -> set[tuple[object, ...]]:
     """What is kept and waits, but for the names of the rounds."""
     sound = [round_id for round_id in rounds if not (before.damaged and round_id == rounds[1])]
     claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=sound)
@@ -190,12 +189,12 @@ async def waiting(store: WholeStore, rounds: Sequence[bytes], before: Before) ->
     }
 
 
-async def each(store: WholeStore, batch: Sequence[Posted]) -> list[Outcome]:
+async def each(store: Store, batch: Sequence[Posted]) -> list[Outcome]:
     """What becomes of shares that come one after the other."""
     return [outcome for one in batch for outcome in await at_once(store, [one])]
 
 
-async def at_once(store: WholeStore, batch: Sequence[Posted]) -> list[Outcome]:
+async def at_once(store: Store, batch: Sequence[Posted]) -> list[Outcome]:
     """What becomes of shares that come together."""
     coming = (store.enqueue(one.share, one.nullifier, now=NOW) for one in batch)
     outcomes = await asyncio.gather(*coming, return_exceptions=True)

@@ -8,10 +8,10 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.store.base import StoredRound
-from helper.store.rows import QueueFilter
+from helper.store.rows import QueueFilter, StoredRound
+from helper.store.store import Store
 from tests.unit.store.conformance.backends import Place, Reopen
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put, reveal
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim, posted, put, reveal
 
 LEAVES = b"".join(number.to_bytes(32, "big") for number in range(10))
 TREE_BYTES = 1023 * 32
@@ -33,9 +33,7 @@ class ToldRound:
 
 
 @pytest.mark.rule("R9")
-async def test_rounds_come_back_with_what_was_done_about_their_end(
-    reopen: Reopen, store: WholeStore, place: Place
-) -> None:
+async def test_rounds_come_back_with_what_was_done_about_their_end(reopen: Reopen, store: Store, place: Place) -> None:
     await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.mark_closed(ROUND, NOW + 1)
     await store.mark_closed(ROUND, NOW + 2)
@@ -58,7 +56,7 @@ async def test_rounds_come_back_with_what_was_done_about_their_end(
     )
 
 
-async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen, store: WholeStore) -> None:
+async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen, store: Store) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await store.mark_closed(ROUND, NOW + 1)
     await store.save_rounds([ToldRound(vote_end_time=int(NOW) + 900)], NOW + 2)
@@ -67,7 +65,7 @@ async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen
     assert (kept.vote_end_time, kept.closed_at) == (int(NOW) + 900, NOW + 1)
 
 
-async def test_a_block_is_taken_in_once_however_often_it_is_told(store: WholeStore, place: Place) -> None:
+async def test_a_block_is_taken_in_once_however_often_it_is_told(store: Store, place: Place) -> None:
     await put(store, 1, 2)
     block = [(ROUND, posted(1).nullifier), (ROUND, b"n" * 32)]
 
@@ -80,7 +78,7 @@ async def test_a_block_is_taken_in_once_however_often_it_is_told(store: WholeSto
     assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
 
 
-async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store: WholeStore) -> None:
+async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store: Store) -> None:
     assert await store.cursor() is None
     await store.add_spent([(ROUND, b"n" * 32)])
     assert await store.cursor() is None
@@ -89,7 +87,7 @@ async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store
         assert await store.cursor() == expected
 
 
-async def test_skip_to_records_the_blocks_between_as_unread(store: WholeStore, reopen: Reopen) -> None:
+async def test_skip_to_records_the_blocks_between_as_unread(store: Store, reopen: Reopen) -> None:
     await store.skip_to(100, first=41)
     assert (await store.cursor(), await store.unread_blocks()) == (100, [(41, 100)])
     await store.apply_block(101, [], now=NOW)
@@ -102,13 +100,13 @@ async def test_skip_to_records_the_blocks_between_as_unread(store: WholeStore, r
     assert (await store.cursor(), await store.unread_blocks()) == (200, [(41, 100), (102, 200)])
 
 
-async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: WholeStore) -> None:
+async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: Store) -> None:
     await store.skip_to(100, first=101)
     assert (await store.cursor(), await store.unread_blocks()) == (100, [])
 
 
 @pytest.mark.rule("R12")
-async def test_unread_blocks_confirm_shares_and_leave_the_cursor(store: WholeStore) -> None:
+async def test_unread_blocks_confirm_shares_and_leave_the_cursor(store: Store) -> None:
     await put(store, 1, 2)
     await store.skip_to(100, first=41)
     spent = [(ROUND, posted(1).nullifier)]
@@ -123,7 +121,7 @@ async def test_unread_blocks_confirm_shares_and_leave_the_cursor(store: WholeSto
     assert await store.unread_blocks() == []
 
 
-async def test_a_nullifier_counts_in_its_own_round_only(store: WholeStore) -> None:
+async def test_a_nullifier_counts_in_its_own_round_only(store: Store) -> None:
     await put(store, 1)
 
     assert await store.apply_block(5, [(OTHER_ROUND, posted(1).nullifier)], now=NOW) == []
@@ -131,7 +129,7 @@ async def test_a_nullifier_counts_in_its_own_round_only(store: WholeStore) -> No
     assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
-async def test_leaves_are_kept_once_and_in_order(store: WholeStore) -> None:
+async def test_leaves_are_kept_once_and_in_order(store: Store) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:96])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
@@ -155,7 +153,7 @@ async def test_leaves_are_kept_once_and_in_order(store: WholeStore) -> None:
     ],
 )
 async def test_contradicting_or_missing_leaves_are_refused(
-    store: WholeStore, start: int, leaves: bytes, message: str
+    store: Store, start: int, leaves: bytes, message: str
 ) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
 
@@ -165,7 +163,7 @@ async def test_contradicting_or_missing_leaves_are_refused(
     assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
 
 
-async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: WholeStore) -> None:
+async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: Store) -> None:
     first, second, fourth = (bytes([n]) * TREE_BYTES for n in (1, 2, 4))
     await store.save_subtrees(ROUND, 0, first + second)
     await store.save_subtrees(ROUND, 3, fourth)
@@ -182,7 +180,7 @@ async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: WholeSt
 
 
 @pytest.mark.rule("R15")
-async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: WholeStore) -> None:
+async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: Store) -> None:
     await put(store, *range(250))
     other = posted(1, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
@@ -194,9 +192,9 @@ async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: Whol
     waiting = sum((await store.unsubmitted(ROUND)).values())
 
     assert waiting == 249
-    assert await store.close_unspent(ROUND, note="closed") == 248
+    assert await store.fail_unspent(ROUND, note="closed") == 248
     assert await store.unsubmitted(ROUND) == {ShareState.FAILED: 249}
-    assert await store.close_unspent(ROUND, note="closed") == 0
+    assert await store.fail_unspent(ROUND, note="closed") == 0
     assert await store.counts() == {
         ROUND: {ShareState.FAILED: 249, ShareState.SUBMITTED: 1},
         OTHER_ROUND: {ShareState.RECEIVED: 1},
@@ -205,7 +203,7 @@ async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: Whol
     assert notes == {"closed", "its own reason"}
 
 
-async def test_texts_are_remembered(store: WholeStore) -> None:
+async def test_texts_are_remembered(store: Store) -> None:
     assert await store.get_meta("chain") is None
     await store.set_meta("chain", "svote-1")
     await store.set_meta("chain", "svote-2")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from helper.core.share import ShareState
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put
+from helper.store.store import Store
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim, posted, put
 
 SECOND = int(NOW) + 5
 
 
 @pytest.mark.rule("R2")
-async def test_immediate_shares_go_at_once_in_order_of_arrival(store: WholeStore) -> None:
+async def test_immediate_shares_go_at_once_in_order_of_arrival(store: Store) -> None:
     for place, number in enumerate([5, 3, 9, 1]):
         past = 0 if number % 2 else int(NOW) - 1000
         await put(store, number, submit_at=past, now=NOW + place / 1000)
@@ -22,7 +23,7 @@ async def test_immediate_shares_go_at_once_in_order_of_arrival(store: WholeStore
 
 
 @pytest.mark.rule("R5")
-async def test_shares_of_one_second_go_together_in_an_order_that_is_not_that_of_arrival(store: WholeStore) -> None:
+async def test_shares_of_one_second_go_together_in_an_order_that_is_not_that_of_arrival(store: Store) -> None:
     await put(store, *range(64), submit_at=SECOND)
 
     claimed = await claim(store, now=SECOND, limit=64)
@@ -34,7 +35,7 @@ async def test_shares_of_one_second_go_together_in_an_order_that_is_not_that_of_
 
 
 @pytest.mark.rule("R4")
-async def test_nothing_is_claimed_before_its_second(store: WholeStore) -> None:
+async def test_nothing_is_claimed_before_its_second(store: Store) -> None:
     await put(store, 1, submit_at=SECOND)
 
     assert await claim(store, now=SECOND - 0.001) == []
@@ -43,7 +44,7 @@ async def test_nothing_is_claimed_before_its_second(store: WholeStore) -> None:
     assert await store.next_due_ms([ROUND]) is None
 
 
-async def test_rounds_are_merged_by_time_and_only_those_asked_for_are_looked_at(store: WholeStore) -> None:
+async def test_rounds_are_merged_by_time_and_only_those_asked_for_are_looked_at(store: Store) -> None:
     for second in range(6):
         one = posted(second, submit_at=SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
         await store.enqueue(one.share, one.nullifier, now=NOW)
@@ -56,7 +57,7 @@ async def test_rounds_are_merged_by_time_and_only_those_asked_for_are_looked_at(
     assert await store.claim_due(now=SECOND + 60, limit=99, rounds=[]) == []
 
 
-async def test_a_share_is_claimed_once(store: WholeStore) -> None:
+async def test_a_share_is_claimed_once(store: Store) -> None:
     await put(store, *range(10))
 
     first, second = await claim(store, limit=6), await claim(store, limit=6)
@@ -66,7 +67,7 @@ async def test_a_share_is_claimed_once(store: WholeStore) -> None:
     assert await store.counts() == {ROUND: {ShareState.WITNESSED: 10}}
 
 
-async def test_ids_are_not_used_again(store: WholeStore) -> None:
+async def test_ids_are_not_used_again(store: Store) -> None:
     await put(store, 1)
     await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
 

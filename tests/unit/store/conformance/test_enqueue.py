@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
+from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Place, Reopen
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, WholeStore, broadcast_one, claim, posted, put
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, broadcast_one, claim, posted, put
 
 
 @pytest.mark.rule("R1")
-async def test_all_that_was_posted_comes_back_when_it_is_due(store: WholeStore) -> None:
+async def test_all_that_was_posted_comes_back_when_it_is_due(store: Store) -> None:
     one = posted(5, submit_at=int(NOW) + 100)
 
     assert await store.enqueue(one.share, one.nullifier, now=NOW) is Enqueued.QUEUED
@@ -34,7 +35,7 @@ async def test_all_that_was_posted_comes_back_when_it_is_due(store: WholeStore) 
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("again_at", [0, int(NOW) + 5, int(NOW) + 500])
-async def test_the_same_share_again_changes_nothing(store: WholeStore, place: Place, again_at: int) -> None:
+async def test_the_same_share_again_changes_nothing(store: Store, place: Place, again_at: int) -> None:
     one = posted(1, submit_at=int(NOW) + 60)
     await store.enqueue(one.share, one.nullifier, now=NOW)
     before = place.rows("SELECT * FROM shares")
@@ -48,7 +49,7 @@ async def test_the_same_share_again_changes_nothing(store: WholeStore, place: Pl
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("state", [ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED, ShareState.SUBMITTED])
-async def test_it_is_a_duplicate_in_every_state(store: WholeStore, state: ShareState) -> None:
+async def test_it_is_a_duplicate_in_every_state(store: Store, state: ShareState) -> None:
     one = posted(1)
     await put(store, 1)
     if state is ShareState.WITNESSED:
@@ -68,7 +69,7 @@ async def test_it_is_a_duplicate_in_every_state(store: WholeStore, state: ShareS
     assert await store.is_known(one.share.key)
 
 
-async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_nothing(store: WholeStore) -> None:
+async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_nothing(store: Store) -> None:
     one = posted(1)
     await store.apply_block(7, [(ROUND, one.nullifier)], now=NOW)
 
@@ -80,7 +81,7 @@ async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_n
     assert not await store.is_spent(OTHER_ROUND, one.nullifier)
 
 
-async def test_the_same_key_in_another_round_is_another_share(store: WholeStore) -> None:
+async def test_the_same_key_in_another_round_is_another_share(store: Store) -> None:
     here, there = posted(1), posted(1, round_id=OTHER_ROUND)
 
     assert await store.enqueue(here.share, here.nullifier, now=NOW) is Enqueued.QUEUED
@@ -89,7 +90,7 @@ async def test_the_same_key_in_another_round_is_another_share(store: WholeStore)
 
 
 async def test_many_at_once_share_a_commit_and_stay_when_the_file_is_opened_again(
-    reopen: Reopen, store: WholeStore, place: Place, clock: FakeClock
+    reopen: Reopen, store: Store, place: Place, clock: FakeClock
 ) -> None:
     numbers = range(512)
     before = store.stats.commits
@@ -103,7 +104,7 @@ async def test_many_at_once_share_a_commit_and_stay_when_the_file_is_opened_agai
     assert await again.counts() == {ROUND: {ShareState.RECEIVED: 512}}
 
 
-async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: WholeStore) -> None:
+async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: Store) -> None:
     one = posted(1)
 
     outcomes = await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for _ in range(64)))
@@ -111,7 +112,7 @@ async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: 
     assert sorted(outcome.name for outcome in outcomes) == ["DUPLICATE"] * 63 + ["QUEUED"]
 
 
-async def test_a_cancelled_caller_does_not_undo_the_share(store: WholeStore) -> None:
+async def test_a_cancelled_caller_does_not_undo_the_share(store: Store) -> None:
     one = posted(1)
     task = asyncio.create_task(store.enqueue(one.share, one.nullifier, now=NOW))
     await asyncio.sleep(0)

@@ -28,14 +28,13 @@ from hypothesis.stateful import (
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.action_store import ExportedReveal, ExportedShare, ImportResult
-from helper.store.base import DamagedShare, Enqueued
-from helper.store.rows import QueueFilter
+from helper.store.action_rows import ExportedReveal, ExportedShare, ImportResult
+from helper.store.rows import DamagedShare, Enqueued, QueueFilter
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Place, PostgresPlace, SqlitePlace
 from tests.unit.store.conformance.conftest import KINDS
 from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, posted, reveal
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, operator_retry, posted, reveal
 
 T = TypeVar("T")
 
@@ -188,10 +187,10 @@ class Model(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), wait=st.one_of(st.none(), LATER))
-    def put_back(self, data: st.DataObject, wait: int | None) -> None:
+    def requeue(self, data: st.DataObject, wait: int | None) -> None:
         if name := self.any_of(data):
             due_ms = None if wait is None else self.now_ms + wait * 1000
-            work = self.store.put_back(self.live[name].row, due_ms=due_ms, stage="tree", note="later")
+            work = self.store.requeue(self.live[name].row, due_ms=due_ms, stage="tree", note="later")
             if kept := self.moves(name, work, IN_HAND, ShareState.RECEIVED):
                 kept.due_ms = kept.due_ms if due_ms is None else due_ms
 
@@ -223,11 +222,13 @@ class Model(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
-    def requeue(self, data: st.DataObject) -> None:
+    def operator_retry(self, data: st.DataObject) -> None:
         if name := self.any_of(data):
-            work = self.store.requeue(self.live[name].row, note="asked for")
-            if kept := self.moves(name, work, {ShareState.FAILED}, ShareState.RECEIVED):
-                kept.attempts = kept.crashes = 0
+            kept = self.live[name]
+            retried = self.run(operator_retry(self.store, kept.row))
+            assert retried == (kept.state is ShareState.FAILED)
+            if retried:
+                kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
 
     # Operators, many shares at once
 
@@ -237,7 +238,7 @@ class Model(RuleBasedStateMachine):
         meant = [self.live[name] for name in names if name in self.live]
         failed = [name for name in names if name in self.live and self.live[name].state is ShareState.FAILED]
         ids = [kept.row for kept in meant]
-        counts = self.run(self.store.retry_some(ids, QueueFilter(), closed=closed, note="asked for", dry=dry))
+        counts = self.run(self.store.retry_failed(ids, QueueFilter(), closed=closed, note="asked for", dry=dry))
         retried = [name for name in failed if name[0] not in closed]
         assert (counts["retried"], counts["closed"]) == (len(retried), len(failed) - len(retried))
         for name in [] if dry else retried:
@@ -250,7 +251,7 @@ class Model(RuleBasedStateMachine):
         meant = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
         checks = dict(self._place.rows("SELECT id, row_check FROM shares"))
         marks = [(kept.row, b"12345678" if stale else checks[kept.row]) for kept in meant]
-        counts = self.run(self.store.hand_over_some(marks, note="gone", at_rest=at_rest))
+        counts = self.run(self.store.mark_moved(marks, note="gone", at_rest=at_rest))
         at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
         moved = [] if stale else [kept for kept in meant if kept.state in at_rest_states or not at_rest]
         assert (counts["moved"], counts["stayed"]) == (len(moved), len(meant) - len(moved))
@@ -263,7 +264,7 @@ class Model(RuleBasedStateMachine):
         sent = ExportedReveal(reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
         carried = ExportedShare(one.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run(self.store.rounds()))
-        (told,) = self.run(self.store.take_over_some([(carried, one.nullifier)], note="taken", dry=False))
+        (told,) = self.run(self.store.import_shares([(carried, one.nullifier)], note="taken", dry=False))
         result, kept = told.result, self.live.get(name)
         early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
         if not known_round:
@@ -292,7 +293,7 @@ class Model(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         if name := self.any_of(data):
             kept = self.live[name]
-            assert self.run(self.store.release(kept.row)) is (kept.state is ShareState.WITNESSED)
+            assert self.run(self.store.release_claim(kept.row)) is (kept.state is ShareState.WITNESSED)
             if kept.state is ShareState.WITNESSED:
                 kept.state = ShareState.RECEIVED
 
@@ -318,7 +319,7 @@ class Model(RuleBasedStateMachine):
         if not really:
             return
         mine = [kept for name, kept in self.live.items() if name[0] == round_id and kept.state in WORKING]
-        assert self.run(self.store.close_unspent(round_id, note="closed")) == len(mine)
+        assert self.run(self.store.fail_unspent(round_id, note="closed")) == len(mine)
         for kept in mine:
             kept.state, kept.closed = ShareState.FAILED, True
 

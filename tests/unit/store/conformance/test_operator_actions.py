@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 
 from helper.core.share import ShareState
-from helper.store.action_store import Actor, FailedBefore
+from helper.store.action_rows import Actor, PurgedFailures
 from helper.store.operations.actions import ACTIONS_KEPT
 from helper.store.operations.failure_counts import DAYS_KEPT, KINDS_A_DAY, OTHER
 from helper.store.rows import QueueFilter
+from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Place, Reopen
 from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, WholeStore, claim, posted, put, reveal
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim, posted, put, reveal
 
 ANN = Actor(1000, "ann", "socket")
 DAY = 86_400
 TODAY = int(NOW) // DAY
 
 
-async def failed(store: WholeStore, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
+async def failed(store: Store, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
     """Shares that failed for good; their ids."""
     await put(store, *numbers)
     claimed = await claim(store)
@@ -29,14 +30,14 @@ async def failed(store: WholeStore, *numbers: int, stage: str = "proof", note: s
 
 
 async def retried(
-    store: WholeStore,
+    store: Store,
     ids: list[int],
     wanted: QueueFilter | None = None,
     *,
     closed: tuple[bytes, ...] = (),
     dry: bool = False,
 ) -> dict[str, int]:
-    return dict(await store.retry_some(ids, wanted or QueueFilter(), closed=closed, note="by ann", dry=dry))
+    return dict(await store.retry_failed(ids, wanted or QueueFilter(), closed=closed, note="by ann", dry=dry))
 
 
 # ---------------------------------------------------------------------- the migration
@@ -46,7 +47,7 @@ async def retried(
 
 
 async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
-    reopen: Reopen, store: WholeStore, place: Place, clock: FakeClock
+    reopen: Reopen, store: Store, place: Place, clock: FakeClock
 ) -> None:
     first = await store.begin_action(ANN, "retry", {"round": ROUND.hex(), "named": 3})
     clock.advance(2)
@@ -55,7 +56,9 @@ async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
     await store.close()
 
     again = await reopen()
-    for told in [await again.actions(limit=5), *[await alone.actions(limit=5) for alone in place.alone()]]:
+    async with place.offline() as offline:
+        lists = [await reader.actions(limit=5) for reader in (again, *offline)]
+    for told in lists:
         cut_off, whole = told
         assert (whole.actor, whole.what, whole.wanted) == (ANN, "retry", {"round": ROUND.hex(), "named": 3})
         assert (whole.begun_ms, whole.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
@@ -64,7 +67,7 @@ async def test_an_act_is_on_record_from_its_begin_and_says_when_it_was_cut_off(
     assert [act.what for act in await again.actions(limit=1)] == ["purge"]
 
 
-async def test_the_record_does_not_grow_for_ever(store: WholeStore, place: Place) -> None:
+async def test_the_record_does_not_grow_for_ever(store: Store, place: Place) -> None:
     await store.begin_action(ANN, "first", {})
     await store.close()
     columns = "id, begun_ms, uid, who, way, what, wanted"
@@ -76,7 +79,7 @@ async def test_the_record_does_not_grow_for_ever(store: WholeStore, place: Place
     await store.close()
 
 
-async def test_a_record_that_a_disk_damaged_is_told_as_that(store: WholeStore, place: Place) -> None:
+async def test_a_record_that_a_disk_damaged_is_told_as_that(store: Store, place: Place) -> None:
     await store.begin_action(ANN, "retry", {"named": 1})
     await store.close()
     place.change("UPDATE actions SET wanted = '{\"nam'")
@@ -89,7 +92,7 @@ async def test_a_record_that_a_disk_damaged_is_told_as_that(store: WholeStore, p
 
 
 @pytest.mark.rule("R15")
-async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: WholeStore, place: Place) -> None:
+async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: Store, place: Place) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1, submit_at=int(NOW) + 5)
     (queued,) = await claim(store)
@@ -114,7 +117,7 @@ async def test_a_retried_share_keeps_its_time_and_has_all_attempts_back(store: W
     assert ("operator", "by ann") in [(line.stage, line.note) for line in story.history]
 
 
-async def test_a_closed_rounds_shares_stay_failed(store: WholeStore) -> None:
+async def test_a_closed_rounds_shares_stay_failed(store: Store) -> None:
     await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND)], NOW)
     ids = await failed(store, 1, 2)
     assert await retried(store, ids, closed=(ROUND,)) == {"closed": 2}
@@ -123,7 +126,7 @@ async def test_a_closed_rounds_shares_stay_failed(store: WholeStore) -> None:
     assert await store.counts() == {ROUND: {ShareState.FAILED: 2}}
 
 
-async def test_only_what_is_wanted_is_retried(store: WholeStore) -> None:
+async def test_only_what_is_wanted_is_retried(store: Store) -> None:
     proof = await failed(store, 1)
     other = await failed(store, 2, stage="broadcast")
     await put(store, 3)
@@ -144,7 +147,7 @@ async def test_only_what_is_wanted_is_retried(store: WholeStore) -> None:
     assert await store.failed_ids(None, after_id=0, limit=9) == proof
 
 
-async def test_a_damaged_share_is_not_retried(store: WholeStore, place: Place) -> None:
+async def test_a_damaged_share_is_not_retried(store: Store, place: Place) -> None:
     ids = await failed(store, 1, 2)
     await store.close()
     place.change(f"UPDATE shares SET crashes = crashes + 1 WHERE id = {ids[0]}")
@@ -159,12 +162,12 @@ async def test_a_damaged_share_is_not_retried(store: WholeStore, place: Place) -
 
 
 async def test_of_a_purged_rounds_failed_shares_stage_and_reason_are_counted_and_nothing_else(
-    store: WholeStore, place: Place
+    store: Store, place: Place
 ) -> None:
     await failed(store, 1, 2, note="the node said 00112233445566778899aabbccddeeff")
     await failed(store, 3, stage="tree", note="no leaf")
     await put(store, 4)
-    assert await store.failed_before() == []
+    assert await store.purged_failures() == []
     groups = await store.failed_groups(QueueFilter(round_id=ROUND), limit=9)
     assert {(group.stage, group.count) for group in groups} == {("proof", 2), ("tree", 1)}
     assert await store.failed_groups(QueueFilter(round_id=OTHER_ROUND), limit=9) == []
@@ -173,61 +176,62 @@ async def test_of_a_purged_rounds_failed_shares_stage_and_reason_are_counted_and
     await store.purge(ROUND)
 
     assert await store.failed_groups(QueueFilter(), limit=9) == []
-    told = [FailedBefore(TODAY, "proof", "the node said …", 2), FailedBefore(TODAY, "tree", "no leaf", 1)]
-    assert await store.failed_before() == told
-    for alone in place.alone():
-        assert await alone.failed_before() == told
+    told = [PurgedFailures(TODAY, "proof", "the node said …", 2), PurgedFailures(TODAY, "tree", "no leaf", 1)]
+    assert await store.purged_failures() == told
+    async with place.offline() as offline:
+        for reader in offline:
+            assert await reader.purged_failures() == told
 
 
-async def test_what_failed_before_is_forgotten_after_some_days(store: WholeStore, clock: FakeClock) -> None:
+async def test_what_failed_before_is_forgotten_after_some_days(store: Store, clock: FakeClock) -> None:
     await failed(store, 1)
     await store.purge(ROUND)
     clock.advance(DAYS_KEPT * DAY)
-    assert await store.sweep() == 0
+    assert await store.delete_old_failure_counts() == 0
     clock.advance(DAY)
-    assert await store.sweep() == 1
-    assert await store.failed_before() == []
+    assert await store.delete_old_failure_counts() == 1
+    assert await store.purged_failures() == []
 
 
-async def test_a_day_of_a_clock_that_was_years_ahead_is_forgotten_too(store: WholeStore, clock: FakeClock) -> None:
+async def test_a_day_of_a_clock_that_was_years_ahead_is_forgotten_too(store: Store, clock: FakeClock) -> None:
     clock.advance(3650 * DAY)
     await failed(store, 1)
     await store.purge(ROUND)
     clock.advance(-3650 * DAY)
-    assert await store.sweep() == 1
+    assert await store.delete_old_failure_counts() == 1
 
 
-async def test_a_days_kinds_of_failure_are_bounded(store: WholeStore) -> None:
+async def test_a_days_kinds_of_failure_are_bounded(store: Store) -> None:
     await put(store, *range(KINDS_A_DAY + 3))
     for one in await claim(store, limit=1000):
         await store.fail(one.id, stage="proof", note=f"reason {one.id}", spend_attempt=True)
     await store.purge(ROUND)
 
-    told = await store.failed_before()
+    told = await store.purged_failures()
     assert len(told) == KINDS_A_DAY + 1
     assert sum(one.count for one in told) == KINDS_A_DAY + 3
     assert [one.count for one in told if (one.stage, one.reason) == OTHER] == [3]
 
 
-async def test_a_damaged_share_is_counted_as_that(store: WholeStore, place: Place) -> None:
+async def test_a_damaged_share_is_counted_as_that(store: Store, place: Place) -> None:
     await failed(store, 1)
     await store.close()
     place.change("UPDATE shares SET note = 'a flipped bit'")
     await store.open()
     await store.purge(ROUND)
-    assert [(one.stage, one.count) for one in await store.failed_before()] == [("damaged", 1)]
+    assert [(one.stage, one.count) for one in await store.purged_failures()] == [("damaged", 1)]
     await store.close()
 
 
 # ---------------------------------------------------------------------- small questions
 
 
-async def test_names_and_sizes_are_found(store: WholeStore) -> None:
+async def test_names_and_sizes_are_found(store: Store) -> None:
     await put(store, *range(9))
     entries = await store.list_shares(QueueFilter(), 9)
-    assert [len(await store.ids_of(entry.ref)) for entry in entries] == [1] * 9
-    assert await store.ids_of("ffffff000000") == []
-    assert await store.ids_of("zz") == []
+    assert [len(await store.share_ids(entry.ref)) for entry in entries] == [1] * 9
+    assert await store.share_ids("ffffff000000") == []
+    assert await store.share_ids("zz") == []
     await store.save_leaves(ROUND, 5, 0, bytes(96))
     await store.save_leaves(ROUND, 6, 3, bytes(32))
     assert await store.tree_sizes() == {ROUND: 4}

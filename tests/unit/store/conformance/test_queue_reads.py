@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from helper.core.share import ShareState
 from helper.store.rows import DueAhead, QueueFilter
+from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Place
 from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import (
-    NOW,
-    OTHER_ROUND,
-    ROUND,
-    WholeStore,
-    claim,
-    posted,
-    put,
-    reveal,
-)
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim, posted, put, reveal
 
 
 def secrets_of(number: int) -> list[bytes]:
@@ -25,7 +17,7 @@ def secrets_of(number: int) -> list[bytes]:
     return [*fields, posted(number).nullifier, reveal(number).message[:40]]
 
 
-async def test_a_story_tells_everything_but_the_witness(store: WholeStore, place: Place, clock: FakeClock) -> None:
+async def test_a_story_tells_everything_but_the_witness(store: Store, place: Place, clock: FakeClock) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1)
     clock.advance(5)
@@ -38,32 +30,33 @@ async def test_a_story_tells_everything_but_the_witness(store: WholeStore, place
     await store.record_outcome(queued.id, outcome="ACCEPTED")
     (entry,) = await store.list_shares(QueueFilter(), 5)
 
-    for queue in (store, *place.alone()):
-        story = await queue.show(entry.ref)
+    async with place.offline() as offline:
+        for queue in (store, *offline):
+            story = await queue.show(entry.ref)
 
-        assert story is not None
-        assert story.entry == entry
-        assert story.received_ms == int(NOW * 1000)
-        assert story.vote_end_time == ToldRound().vote_end_time
-        assert [(line.stage, line.note, line.counted) for line in story.history] == [
-            ("accepted", "", False),
-            ("proof", "it failed", True),
-            ("broadcast", "proven with k10, the message is kept", False),
-        ]
-        assert [line.at_ms for line in story.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
-        assert story.attempts_by_stage == {"proof": 1}
-        assert (story.tx_hash, story.anchor_height, story.circuit) == (reveal(1).tx_hash, 100, "k10")
-        assert (story.sends, story.first_sent_height, story.last_sent_height) == (1, 110, 110)
-        assert (story.last_endpoint, story.last_outcome) == ("one", "ACCEPTED")
-        shown = repr(story)
-        for secret in secrets_of(1):
-            assert repr(secret)[2:-1] not in shown
-            assert secret.hex() not in shown
-        assert "tree_position" not in shown
-        assert str(posted(1).share.tree_position) not in shown
+            assert story is not None
+            assert story.entry == entry
+            assert story.received_ms == int(NOW * 1000)
+            assert story.vote_end_time == ToldRound().vote_end_time
+            assert [(line.stage, line.note, line.counted) for line in story.history] == [
+                ("accepted", "", False),
+                ("proof", "it failed", True),
+                ("broadcast", "proven with k10, the message is kept", False),
+            ]
+            assert [line.at_ms for line in story.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
+            assert story.attempts_by_stage == {"proof": 1}
+            assert (story.tx_hash, story.anchor_height, story.circuit) == (reveal(1).tx_hash, 100, "k10")
+            assert (story.sends, story.first_sent_height, story.last_sent_height) == (1, 110, 110)
+            assert (story.last_endpoint, story.last_outcome) == ("one", "ACCEPTED")
+            shown = repr(story)
+            for secret in secrets_of(1):
+                assert repr(secret)[2:-1] not in shown
+                assert secret.hex() not in shown
+            assert "tree_position" not in shown
+            assert str(posted(1).share.tree_position) not in shown
 
 
-async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: WholeStore) -> None:
+async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: Store) -> None:
     await put(store, *range(40))
     refs = [entry.ref for entry in await store.list_shares(QueueFilter(), 99)]
     assert len(set(refs)) == 40
@@ -78,7 +71,7 @@ async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: Whole
     assert await store.show("' OR 1=1") is None
 
 
-async def test_after_confirmation_there_is_only_a_count(store: WholeStore) -> None:
+async def test_after_confirmation_there_is_only_a_count(store: Store) -> None:
     await put(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 5)
     await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
@@ -89,7 +82,7 @@ async def test_after_confirmation_there_is_only_a_count(store: WholeStore) -> No
     assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
-async def test_lists_are_by_time_due_and_filtered(store: WholeStore) -> None:
+async def test_lists_are_by_time_due_and_filtered(store: Store) -> None:
     start = int(NOW)
     for number in (3, 1, 2):
         await put(store, number, submit_at=start + number)
@@ -113,7 +106,7 @@ async def test_lists_are_by_time_due_and_filtered(store: WholeStore) -> None:
     assert await listed(QueueFilter(stage="accepted", round_id=OTHER_ROUND)) == [2]
 
 
-async def test_what_waits_is_counted_by_minute_and_what_failed_by_reason(store: WholeStore) -> None:
+async def test_what_waits_is_counted_by_minute_and_what_failed_by_reason(store: Store) -> None:
     start = int(NOW)
     await put(store, 1, 2)
     await put(store, 3, submit_at=start + 59)

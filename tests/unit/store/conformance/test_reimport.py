@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from helper.core.share import ShareState
-from helper.store.action_store import ExportedReveal, ExportedShare, ImportedShare, ImportResult
+from helper.store.action_rows import ExportedReveal, ExportedShare, ImportedShare, ImportResult
 from helper.store.rows import HistoryEntry, QueueFilter
+from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Place, Reopen
 from tests.unit.store.conformance.test_chain_facts import ToldRound
 from tests.unit.store.conformance.test_operator_actions import failed
-from tests.unit.store.fixtures import NOW, ROUND, WholeStore, broadcast_one, claim, posted, put, reveal
+from tests.unit.store.fixtures import NOW, ROUND, broadcast_one, claim, posted, put, reveal
 
 NOW_MS = int(NOW * 1000)
 THERE = HistoryEntry(NOW_MS + 5, "proof", "no memory", counted=True)
@@ -26,24 +27,24 @@ def carried(number: int, **changes: Any) -> ExportedShare:
     return replace(as_received, **changes)
 
 
-async def imported(store: WholeStore, *lot: ExportedShare, dry: bool = False) -> list[ImportedShare]:
+async def imported(store: Store, *lot: ExportedShare, dry: bool = False) -> list[ImportedShare]:
     checked = [(one, posted(one.share.tree_position - 70_000).nullifier) for one in lot]
-    return await store.take_over_some(checked, note="from there", dry=dry)
+    return await store.import_shares(checked, note="from there", dry=dry)
 
 
-async def results(store: WholeStore, *lot: ExportedShare, dry: bool = False) -> list[ImportResult]:
+async def results(store: Store, *lot: ExportedShare, dry: bool = False) -> list[ImportResult]:
     return [one.result for one in await imported(store, *lot, dry=dry)]
 
 
-async def hand_over(store: WholeStore, place: Place, *, at_rest: bool = True) -> None:
+async def hand_over(store: Store, place: Place, *, at_rest: bool = True) -> None:
     """Hand over every share of the store."""
     marks = place.rows("SELECT id, row_check FROM shares ORDER BY id")
-    counts = await store.hand_over_some(marks, note="gone", at_rest=at_rest)
+    counts = await store.mark_moved(marks, note="gone", at_rest=at_rest)
     assert counts == {"moved": len(marks)}
 
 
 async def test_import_of_moved_share_returns_it_to_the_queue_at_its_own_time(
-    store: WholeStore, place: Place, reopen: Reopen
+    store: Store, place: Place, reopen: Reopen
 ) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1, submit_at=int(NOW) + 50)
@@ -70,7 +71,7 @@ async def test_import_of_moved_share_returns_it_to_the_queue_at_its_own_time(
     assert await again.verify() == []
 
 
-async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: WholeStore, place: Place) -> None:
+async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: Store, place: Place) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await failed(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 9)
@@ -88,7 +89,7 @@ async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: W
 
 
 async def test_import_of_moved_share_that_was_sent_elsewhere_continues_with_that_message(
-    store: WholeStore, place: Place
+    store: Store, place: Place
 ) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await broadcast_one(store, 1)
@@ -108,7 +109,7 @@ async def test_import_of_moved_share_that_was_sent_elsewhere_continues_with_that
     assert await store.apply_block(120, [(ROUND, posted(1).nullifier)], now=NOW) == [one.share_id]
 
 
-async def test_import_of_moved_share_is_repeatable_and_stays_live_once(store: WholeStore, place: Place) -> None:
+async def test_import_of_moved_share_is_repeatable_and_stays_live_once(store: Store, place: Place) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1, 2)
     await hand_over(store, place)
@@ -123,7 +124,7 @@ async def test_import_of_moved_share_is_repeatable_and_stays_live_once(store: Wh
 
 
 async def test_import_of_known_shares_that_were_not_moved_names_each_reason(
-    store: WholeStore, place: Place, clock: FakeClock
+    store: Store, place: Place, clock: FakeClock
 ) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await failed(store, 1)
@@ -145,7 +146,7 @@ async def test_import_of_known_shares_that_were_not_moved_names_each_reason(
     await store.close()
 
 
-async def test_import_of_moved_share_counted_meanwhile_is_left_as_confirmed(store: WholeStore, place: Place) -> None:
+async def test_import_of_moved_share_counted_meanwhile_is_left_as_confirmed(store: Store, place: Place) -> None:
     await store.save_rounds([ToldRound()], NOW)
     await put(store, 1)
     await hand_over(store, place)

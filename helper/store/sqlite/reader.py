@@ -1,0 +1,127 @@
+"""Read-only connections to the database file.
+
+Each query is one statement that is read to its end at once. No read transaction stays open, so the WAL can be
+truncated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from helper.errors import StoreError, StoreForeign
+from helper.store.migration.marks import refuse_marked
+from helper.store.migration.tables import MOVED, UNFINISHED
+from helper.store.queue_reader import QueueReader
+from helper.store.share_listing import Row
+from helper.store.sql_files import migrations, queries
+from helper.store.sqlite.errors import code_of, translate
+from helper.store.sqlite.opening import APPLICATION_ID
+from helper.store.transaction import Params
+
+_CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+class Reader:
+    """One read-only connection with its own thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._conn: aiosqlite.Connection | None = None
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            StoreError: the file can not be read.
+        """
+        try:
+            try:
+                self._conn = await _connect(self._path, "mode=ro")
+            except sqlite3.OperationalError as error:
+                # In a directory that may not be written, SQLite can not share the WAL: without one, none is needed.
+                if code_of(error) not in _CANNOT_OPEN or _has_wal(self._path):
+                    raise
+                self._conn = await _connect(self._path, "mode=ro&immutable=1")
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise translate(error) from error
+
+    async def close(self) -> None:
+        """Disconnect, and end the thread."""
+        if self._conn is not None:
+            conn, self._conn = self._conn, None
+            await conn.close()
+
+    async def fetch(self, name: str, params: Params = ()) -> list[Row]:
+        """All rows of a named query.
+
+        Raises:
+            StoreError: the file can not be read.
+        """
+        return await self.run(queries()[name], params)
+
+    async def run(self, sql: str, params: Params = ()) -> list[Row]:
+        """All rows of a statement that only reads."""
+        if self._conn is None:
+            raise StoreError("the database is not open", advice="Start the helper again.")
+        try:
+            rows: Iterable[Any] = await self._conn.execute_fetchall(sql, params)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise translate(error) from error
+        return list(rows)
+
+
+async def _connect(path: Path, options: str) -> aiosqlite.Connection:
+    # What can fail is done before there is a thread: aiosqlite does not wait for the end of one that could not connect,
+    # and such a thread may tell an event loop that is closed.
+    conn = await asyncio.to_thread(_open_file, f"{path.resolve().as_uri()}?{options}")
+    return await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
+
+
+def _open_file(uri: str) -> sqlite3.Connection:
+    conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    conn.text_factory = partial(str, encoding="utf-8", errors="replace")
+    try:
+        conn.execute("PRAGMA query_only = ON")
+        conn.execute("PRAGMA temp_store = MEMORY")
+        conn.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def _has_wal(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"{path}-wal").stat().st_size > 0
+    return False
+
+
+@asynccontextmanager
+async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
+    """Open a database file for operators' reads, without the daemon. Nothing is changed.
+
+    Raises:
+        StoreForeign: it is not a database of this version of the helper.
+        StoreMoved: its queue is elsewhere.
+        StoreError: it cannot be read.
+    """
+    reader = Reader(path)
+    await reader.open()
+    try:
+        ((application,),) = await reader.run("PRAGMA application_id")
+        ((version,),) = await reader.run("PRAGMA user_version")
+        if (application, version) != (APPLICATION_ID, len(migrations())):
+            raise StoreForeign(f"{path} is not a database of this version of the helper")
+        unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED, MOVED)]
+        refuse_marked(unfinished, moved, str(path))
+        yield QueueReader(reader)
+    finally:
+        await reader.close()

@@ -1,0 +1,503 @@
+"""The queue's store: all that the service reads and writes, the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+import structlog
+
+from helper.clock import Clock
+from helper.core.share import Share, ShareKey, ShareState
+from helper.errors import StoreCorrupt, StoreError
+from helper.store.action_rows import Actor, Checked, ImportedShare, RowMark
+from helper.store.block_ranges import BlockRange, parse_ranges
+from helper.store.operations import actions as action_operations
+from helper.store.operations import chain_facts, failure_counts, import_, messages, shares
+from helper.store.operations.chain_facts import LEAF_BYTES
+from helper.store.queue_reader import QueueReader, RowReader
+from helper.store.records import RoundRow
+from helper.store.rows import (
+    DamagedShare,
+    Enqueued,
+    PreparedReveal,
+    QueuedShare,
+    QueueFilter,
+    RoundLike,
+    SentReveal,
+    Spent,
+    StoredRound,
+)
+from helper.store.share_listing import Row
+from helper.store.transaction import Keys, Transaction, read_fact, read_round_key
+from helper.store.writer_thread import WriterStats
+
+log = structlog.get_logger("helper.store")
+
+T = TypeVar("T")
+
+BATCH_SHARES: Final = 200
+"""Shares that one transaction of a longer operation changes; short transactions keep POSTs from waiting."""
+CHECK_BATCH_SHARES: Final = 100
+"""Shares that one transaction of the background check reads: a few milliseconds."""
+
+
+def report_damaged(share: DamagedShare) -> None:
+    """Log a row that was set aside."""
+    log.error(
+        "a share's row is damaged on disk and was set aside",
+        key=share.ref,
+        advice="Its round's other helpers may still reveal it; restore a backup to have it revealed here.",
+    )
+
+
+class Engine(Protocol):
+    """Runs operations on one database, each in a transaction."""
+
+    @property
+    def keys(self) -> Keys:
+        """The database's own keys, while it is open."""
+        ...
+
+    async def run(self, op: Callable[[Transaction], T], *, after_erasure: bool = False) -> T:
+        """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
+
+        Raises:
+            StoreError: nothing of it was stored.
+        """
+        ...
+
+
+class Store(QueueReader, ABC):
+    """The queue: shares, prepared messages, rounds, trees, spent nullifiers and the audit log.
+
+    All changes are on disk (fsync) when the awaited call returns, and complete when the caller is cancelled. Every
+    method may raise `StoreError` (nothing was stored), and `StoreFull` when there is no space.
+
+    A method that changes one share returns False (or 0) if the share was confirmed meanwhile, or failed when its round
+    was closed. It raises `StoreError` if the share is in a state from which the transition is not legal.
+
+    Args:
+        clock: gives the times of history entries.
+        writer: runs the operations.
+        reader: runs the service's own reads.
+        operators: runs the reads of operators, which may take long.
+    """
+
+    def __init__(self, clock: Clock, writer: Engine, reader: RowReader, operators: RowReader) -> None:
+        super().__init__(operators)
+        self._clock = clock
+        self._writer = writer
+        self._reader = reader
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    # ------------------------------------------------------------------ the database
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Create or open the database.
+
+        Raises:
+            StoreForeign: it belongs to another program or a newer version.
+            StoreCorrupt: it is damaged.
+            StoreLocked: another process has it open.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Complete the operations that were submitted, and close the database."""
+
+    @property
+    @abstractmethod
+    def trouble(self) -> str | None:
+        """Why the last changes could not be stored, None if they could."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> WriterStats:
+        """Counters of the writing thread since the start."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> bool:
+        """Whether other hosts may work on the same queue."""
+
+    @abstractmethod
+    async def erased(self) -> None:
+        """Wait until everything deleted before this call is erased from the files."""
+
+    @abstractmethod
+    async def verify(self) -> list[str]:
+        """Check the whole database: damaged shares are set aside. Returns what is still wrong, as text."""
+
+    @abstractmethod
+    async def sender_host(self) -> str:
+        """The host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+
+    @abstractmethod
+    async def skew(self) -> float:
+        """Seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
+
+    @abstractmethod
+    def listen(self, heard: Callable[[str], None]) -> None:
+        """Register a callback for notifications of other hosts (`DUE`, `PREPARED`), called on the event loop.
+
+        A notification is only a wake-up signal and may be lost. "" means that some may have been lost.
+        """
+
+    async def pulse(self) -> None:
+        """Return once the writing thread has run, whatever the state of the disk."""
+        with suppress(StoreError):
+            await self._writer.run(lambda _tx: None)
+
+    async def recover(self) -> int:
+        """On start, return every WITNESSED share to RECEIVED with its own due time. Returns how many."""
+        total = 0
+        while some := await self._writer.run(partial(shares.recover_some, at_ms=self._now_ms(), limit=BATCH_SHARES)):
+            total += some
+        return total
+
+    async def _check_rows(self) -> None:
+        after: int | None = 0
+        while after is not None:
+            op = partial(messages.check_some, at_ms=self._now_ms(), after=after, limit=CHECK_BATCH_SHARES)
+            after = await self._writer.run(op)
+
+    # ------------------------------------------------------------------ wallets
+
+    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
+        """Store a share.
+
+        Args:
+            share: as the wallet posted it.
+            nullifier: 32 bytes.
+            now: unix seconds.
+
+        Returns:
+            DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if another host has closed its
+            round; then nothing changes.
+        """
+        return await self._writer.run(shares.EnqueueOperation(share, nullifier, now))
+
+    async def is_known(self, key: ShareKey) -> bool:
+        """Whether a share with this key was accepted in a round that is not purged."""
+        found = await self._reader.fetch("round_key", (key.round_id,))
+        if not found:
+            return False
+        round_key = read_round_key(found[0], self._writer.keys)
+        mac = round_key.mac(key)
+        return bool(
+            await self._reader.fetch("live_id", (mac,)) or await self._reader.fetch("is_buried", (round_key.no, mac))
+        )
+
+    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        """Whether the chain has counted this nullifier."""
+        found = await self._reader.fetch("round_key", (round_id,))
+        return bool(found and await self._reader.fetch("is_spent", (found[0][0], nullifier)))
+
+    # ------------------------------------------------------------------ proving and sending
+
+    async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
+        """Claim at most `limit` due shares of `rounds`, RECEIVED -> WITNESSED, in order of due time and rank.
+
+        Rows that fail their check are set aside and never returned.
+        """
+        return await self._writer.run(partial(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
+
+    async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
+        """The earliest due time (unix ms) among the waiting shares of `rounds`, None if none waits."""
+        found = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
+        return min((due_ms for due_ms in found if isinstance(due_ms, int)), default=None)
+
+    async def requeue(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
+        """WITNESSED or BROADCAST -> RECEIVED without spending an attempt; its message is deleted.
+
+        `due_ms` None keeps its due time.
+        """
+        return await self._writer.run(shares.requeue(share_id, self._now_ms(), due_ms, stage, note))
+
+    async def release_claim(self, share_id: int) -> bool:
+        """WITNESSED -> RECEIVED with its own due time, after an internal error; no change in any other state."""
+        return await self._writer.run(partial(shares.release_claim, share_id=share_id, at_ms=self._now_ms()))
+
+    async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
+        """WITNESSED -> RECEIVED after a prover worker died on it. Returns its crashes so far."""
+        return await self._writer.run(shares.record_crash(share_id, self._now_ms(), due_ms, note))
+
+    async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
+        """Any working state -> RECEIVED at `due_ms`, spending an attempt. Returns its attempts so far.
+
+        A share that is already RECEIVED (after a crash) stays so; the attempt and the due time are stored.
+        """
+        return await self._writer.run(shares.retry(share_id, self._now_ms(), due_ms, stage, note))
+
+    async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
+        """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness stays until the round is purged."""
+        op = shares.fail(share_id, self._now_ms(), stage, note, spend_attempt=spend_attempt)
+        return await self._writer.run(op)
+
+    async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
+        """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
+        op = partial(messages.prepare, share_id=share_id, prepared=prepared, at_ms=self._now_ms())
+        return await self._writer.run(op)
+
+    async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
+        """Record that sending starts, before the first byte leaves.
+
+        Returns False if the share is not in BROADCAST or this host may not send it.
+        """
+        op = partial(messages.mark_sending, share_id=share_id, height=height, endpoint=endpoint, at_ms=self._now_ms())
+        return await self._writer.run(op)
+
+    async def record_outcome(self, share_id: int, *, outcome: str) -> None:
+        """Record the result of the latest send, if the share is still in BROADCAST and this host may send it."""
+        op = partial(messages.record_outcome, share_id=share_id, outcome=outcome, at_ms=self._now_ms())
+        await self._writer.run(op)
+
+    async def sent_reveal(self, share_id: int) -> SentReveal | None:
+        """The stored message of a share in BROADCAST, None if it is in another state."""
+        found = await self._reader.fetch("sent_reveal", (share_id,))
+        sound, damaged = messages.read_sent(found, self._writer.keys.rows)
+        await self._set_aside(damaged)
+        return sound[0] if sound else None
+
+    async def follow_ups(self, *, height: int, limit: int) -> list[int]:
+        """Ids of shares in BROADCAST whose message needs an action after the block at `height`, at most `limit`.
+
+        `helper.reveal.resend_policy.next_step` defines which. The longest overdue come first, then those that were
+        claimed first; the order of arrival is not used, because messages sent in it would reveal it. The cost depends
+        on the number of results, not on the number of shares in BROADCAST.
+        """
+        found = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
+        return [row[0] for row in sorted(found, key=_follow_up_order)]
+
+    async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
+        """The shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
+        while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
+            sound, damaged = messages.read_sent(found, self._writer.keys.rows)
+            await self._set_aside(damaged)
+            if sound:
+                return sound
+            after_id = found[-1][1]
+        return []
+
+    async def _read_in_broadcast(self, name: str, params: Mapping[str, int]) -> list[Row]:
+        try:
+            return await self._reader.fetch(name, params)
+        except StoreCorrupt:
+            # One row is unreadable. The writer sets it aside, so that the others can be read.
+            await self._writer.run(partial(messages.look_through, at_ms=self._now_ms()))
+            return await self._reader.fetch(name, params)
+
+    async def _set_aside(self, share_ids: list[int]) -> None:
+        """Have the writer check rows that a read found damaged; reads change nothing."""
+        if share_ids:
+            op = partial(messages.set_aside, share_ids=share_ids, at_ms=self._now_ms())
+            await self._writer.run(op)
+
+    # ------------------------------------------------------------------ rounds
+
+    async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
+        """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
+        await self._writer.run(partial(chain_facts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
+
+    async def rounds(self) -> list[StoredRound]:
+        """All stored rounds, the oldest first; a damaged row is left out until the chain lists its round again."""
+        found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
+        return [row.stored(round_id) for round_id, row in found if row.is_sound(self._writer.keys.rows)]
+
+    async def mark_closed(self, round_id: bytes, now: float) -> None:
+        """Record that the chain has closed the round; an earlier mark is unchanged."""
+        await self._writer.run(partial(chain_facts.mark_closed, round_id=round_id, at_ms=int(now * 1000)))
+
+    async def mark_alerted(self, round_id: bytes, now: float) -> None:
+        """Record that unsubmitted shares of the round were reported; an earlier mark is unchanged."""
+        await self._writer.run(partial(chain_facts.mark_alerted, round_id=round_id, at_ms=int(now * 1000)))
+
+    async def fail_unspent(self, round_id: bytes, *, note: str) -> int:
+        """Fail all shares of a closed round that are not confirmed. Returns how many."""
+        total = 0
+        while True:
+            op = partial(chain_facts.close_some, round_id=round_id, note=note, at_ms=self._now_ms(), limit=BATCH_SHARES)
+            closed = await self._writer.run(op)
+            if not closed:
+                return total
+            total += closed
+
+    async def unsubmitted(self, round_id: bytes) -> dict[ShareState, int]:
+        """Number of shares of the round that are not confirmed, by state."""
+        return {ShareState(state): n for state, n in await self._reader.fetch("round_counts", (round_id,))}
+
+    async def purge(self, round_id: bytes) -> int:
+        """Delete everything of a closed round. Returns the number of shares, tombstones included.
+
+        Of shares that had failed, only stage and reason are counted (`purged_failures`).
+        """
+        total, done = 0, False
+        while not done:
+            op = partial(chain_facts.purge_some, round_id=round_id, at_ms=self._now_ms(), limit=BATCH_SHARES)
+            erased, done = await self._writer.run(op)
+            total += erased
+        return total
+
+    async def delete_old_failure_counts(self) -> int:
+        """Delete failure counts of purged rounds that are older than their retention. Returns how many rows."""
+        return await self._writer.run(partial(failure_counts.delete_old, at_ms=self._now_ms()))
+
+    # ------------------------------------------------------------------ blocks
+
+    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        """Apply a block: its nullifiers become spent, our shares among them confirmed, the cursor moves to `height`.
+
+        Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
+        """
+        op = partial(chain_facts.apply_block, height=height, spent=tuple(spent), at_ms=int(now * 1000))
+        return await self._writer.run(op)
+
+    async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
+        """Like `apply_block`, without moving the cursor."""
+        return await self._writer.run(partial(chain_facts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
+
+    async def cursor(self) -> int | None:
+        """The height reached: every block up to it was applied or is in `unread_blocks`. None before the first."""
+        found = await self.get_meta(chain_facts.CURSOR)
+        return None if found is None else int(found)
+
+    async def skip_to(self, height: int, *, first: int) -> None:
+        """Move the cursor to `height` without reading; the blocks passed over are recorded as unread.
+
+        Nothing changes if the cursor is at `height` or beyond. In a database without a cursor, the blocks from `first`
+        on are recorded.
+        """
+        await self._writer.run(partial(chain_facts.skip_to, height=height, first=first))
+
+    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+        """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
+
+        Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
+        """
+        op = partial(chain_facts.apply_unread, first=first, last=last, spent=tuple(spent), at_ms=int(now * 1000))
+        return await self._writer.run(op)
+
+    async def unread_blocks(self) -> list[BlockRange]:
+        """The ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
+        return parse_ranges(await self.get_meta(chain_facts.UNREAD))
+
+    # ------------------------------------------------------------------ commitment trees
+
+    async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
+        """Store the leaves that one block appended to a round's tree (n × 32 bytes). Idempotent.
+
+        Raises:
+            StoreError: they contradict the stored leaves, or leave a gap.
+        """
+        op = partial(chain_facts.save_leaves, round_id=round_id, height=height, start=start_index, leaves=leaves)
+        await self._writer.run(op)
+
+    async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
+        """All leaves of a round's tree up to the first gap, and the height of the last block among them (0 if none)."""
+        pieces: list[bytes] = []
+        size = last = 0
+        for start, height, leaves in await self._reader.fetch("load_leaves", (round_id,)):
+            if start != size:
+                break
+            pieces.append(leaves)
+            size += len(leaves) // LEAF_BYTES
+            last = height
+        return b"".join(pieces), last
+
+    async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
+        """Store the inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on."""
+        op = partial(chain_facts.save_subtrees, round_id=round_id, first_index=first_index, subtrees=subtrees)
+        await self._writer.run(op)
+
+    async def load_subtrees(self, round_id: bytes) -> bytes:
+        """Inner nodes of the subtrees 0, 1, … up to the first that is missing."""
+        found = await self._reader.fetch("load_subtrees", (round_id,))
+        return b"".join(nodes for n, (index, nodes) in enumerate(found) if n == index)
+
+    async def drop_tree(self, round_id: bytes) -> None:
+        """Delete the leaves and subtrees of a round."""
+        await self._writer.run(partial(chain_facts.drop_tree, round_id=round_id))
+
+    # ------------------------------------------------------------------ values by name
+
+    async def get_meta(self, key: str) -> str | None:
+        """A stored text, None if there is none or it is damaged."""
+        return read_fact(await self._reader.fetch("get_meta", (key,)))
+
+    async def set_meta(self, key: str, value: str) -> None:
+        """Store a text."""
+        await self._writer.run(partial(chain_facts.set_meta, key=key, value=value))
+
+    # ------------------------------------------------------------------ operator actions
+
+    async def begin_action(self, actor: Actor, what: str, wanted: Mapping[str, Any]) -> int:
+        """Record in the audit log that an action begins, before it changes anything. Returns its number."""
+        op = partial(action_operations.begin_action, actor=actor, what=what, wanted=dict(wanted), at_ms=self._now_ms())
+        return await self._writer.run(op)
+
+    async def end_action(self, number: int, outcome: Mapping[str, Any]) -> None:
+        """Record the outcome of an action."""
+        op = partial(action_operations.end_action, number=number, outcome=dict(outcome), at_ms=self._now_ms())
+        await self._writer.run(op)
+
+    async def retry_failed(
+        self, ids: Sequence[int], wanted: QueueFilter, *, closed: Collection[bytes], note: str, dry: bool
+    ) -> Counter[str]:
+        """FAILED -> RECEIVED at their own due time with all attempts, for the shares that match; `dry` only counts.
+
+        Args:
+            ids: row ids, a bounded number.
+            wanted: the filter that they must match.
+            closed: rounds whose shares stay failed, in addition to those marked closed.
+            note: text of the history entry.
+            dry: change nothing.
+
+        Returns:
+            How many were `retried`, and how many stay because their round is `closed`.
+        """
+        op = partial(
+            action_operations.retry_failed,
+            ids=tuple(ids),
+            wanted=wanted,
+            closed=frozenset(closed),
+            note=note,
+            at_ms=self._now_ms(),
+            dry=dry,
+        )
+        return await self._writer.run(op)
+
+    async def mark_moved(self, marks: Sequence[RowMark], *, note: str, at_rest: bool) -> Counter[str]:
+        """Fail shares that an export moves to another machine (stage `MOVED`), unless their row changed since.
+
+        Args:
+            marks: the rows as they were exported.
+            note: text of the history entry.
+            at_rest: only shares that are not being processed (RECEIVED, FAILED).
+
+        Returns:
+            How many were `moved`, and how many `stayed`.
+        """
+        op = partial(action_operations.mark_moved, marks=tuple(marks), note=note, at_ms=self._now_ms(), at_rest=at_rest)
+        return await self._writer.run(op)
+
+    async def import_shares(self, carried: Sequence[Checked], *, note: str, dry: bool) -> list[ImportedShare]:
+        """Import shares of another machine's export, none due before its own time; `dry` changes nothing.
+
+        Returns:
+            The result of each, in their order.
+        """
+        op = partial(import_.import_shares, carried=tuple(carried), note=note, at_ms=self._now_ms(), dry=dry)
+        return await self._writer.run(op)
+
+
+def _follow_up_order(row: Row) -> tuple[int, ...]:
+    """Sort key of a follow-up. Damaged values sort first; the check of the row finds them when it is read."""
+    return tuple(value if isinstance(value, int) else 0 for value in row[1:4])

@@ -1,0 +1,48 @@
+"""A base for stores of tests that implement only what the code under test calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from helper.store.store import Store
+from helper.store.writer_thread import WriterStats
+
+
+class PartialStore(Store):
+    """A store without a database: what a subclass does not override fails."""
+
+    def __init__(self) -> None:
+        """Nothing: there is no writer and no reader."""
+
+    async def open(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def trouble(self) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def stats(self) -> WriterStats:
+        raise NotImplementedError
+
+    @property
+    def shared(self) -> bool:
+        raise NotImplementedError
+
+    async def erased(self) -> None:
+        raise NotImplementedError
+
+    async def verify(self) -> list[str]:
+        raise NotImplementedError
+
+    async def sender_host(self) -> str:
+        raise NotImplementedError
+
+    async def skew(self) -> float:
+        raise NotImplementedError
+
+    def listen(self, heard: Callable[[str], None]) -> None:
+        raise NotImplementedError
