@@ -12,7 +12,7 @@ survive a fork: start worker processes with "spawn" or "forkserver".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -70,6 +70,7 @@ __all__ = [
     "elgamal_encrypt",
     "elgamal_keygen",
     "fingerprint",
+    "json_members",
     "page_gap",
     "pages_in_log",
     "poseidon",
@@ -203,6 +204,19 @@ class ReadShare(NamedTuple):
 
     def __repr__(self) -> str:
         return "ReadShare(…)"
+
+
+def json_members(body: bytes, names: Iterable[str]) -> bytes | int:
+    """Reduces a JSON object to its members with these names, each as it is written; of a repeated name the last counts.
+
+    A document that is not an object becomes `null`. Returns the offset, in bytes, of the first error in a body that is
+    not UTF-8 or not JSON. Takes some 2 ms a MiB, without the GIL, however the body is nested.
+
+    Args:
+        body: a JSON document.
+        names: of the members, without characters that JSON escapes.
+    """
+    return _native.json_members(body, list(names))
 
 
 def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | None]:

@@ -46,6 +46,9 @@ def check_share(
 ) -> tuple[bytes, bytes]:
     """Vote commitment and nullifier; see `proofs.check_share`."""
 
+def json_members(body: bytes, names: list[str]) -> bytes | int:
+    """See `proofs.json_members`."""
+
 def read_shares(bodies: list[bytes]) -> list[tuple[Any, ...] | None]:
     """The fields of each share, in the order of `proofs.ReadShare`; see `proofs.read_shares`."""
 

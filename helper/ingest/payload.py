@@ -20,6 +20,9 @@ from helper.ingest.schema import ArrayField, Base64Field, HexField, IntegerField
 
 MAX_BODY: Final = 1 << 20
 """Bytes of the largest body that is read: 1 MiB."""
+SMALL_BODY: Final = 16 << 10
+"""Bytes that the fields of a share fit in, however they are written: three times a real payload, `all_enc_shares`
+included. A larger body costs more than a real one, so it is limited and charged for."""
 MAX_PROPOSAL_ID: Final = 50
 MAX_DECISION: Final = 7
 MAX_TIME: Final = 2**63 - 1
@@ -61,8 +64,6 @@ SHARE: Final = ObjectField(
 """What a wallet posts, field by field, in the order in which they are looked at."""
 PATH_HEX: Final = HexField("32 bytes, little-endian, in lower-case hex.")
 
-_SEARCHED: Final = 16_384
-"""How far into a body that is not JSON the broken field is looked for: three times a real payload."""
 _PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 _NAMES: Final = frozenset({*SHARE.fields, "all_enc_shares"})
 _INNER: Final = frozenset(ENCRYPTED_SHARE.fields)
@@ -216,14 +217,19 @@ def _load(body: bytes) -> Mapping[str, Any]:
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise WireError(*_where_broken(body, error.pos)) from None
+        raise WireError(*where_broken(body, error.pos)) from None
     if not isinstance(payload, dict):
         raise WireError(BODY, "must be a JSON object")
     return payload
 
 
-def _where_broken(body: bytes, position: int) -> tuple[str, str]:
-    """Which field a body stops being JSON in, and how to say it."""
+def where_broken(body: bytes, position: int) -> tuple[str, str]:
+    """The field in which a body stops being JSON, and the error's message.
+
+    Args:
+        body: the whole body.
+        position: number of characters before the first error.
+    """
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -233,7 +239,7 @@ def _where_broken(body: bytes, position: int) -> tuple[str, str]:
 
 def _field_at(text: str) -> str:
     """The field in which a text ends that is the beginning of a payload; only names that we know are told."""
-    if len(text) > _SEARCHED:
+    if len(text) > SMALL_BODY:
         return BODY
     stack: list[str | int] = []  # one entry a level: the name within an object, the index within a list
     last = ""

@@ -4,6 +4,9 @@ Whatever came while a batch was under way makes the next one: reading, decoding 
 all of them, without the interpreter's lock. One that comes alone is read on the event loop: to change threads and back
 takes longer than reading it. What that call does not find plainly right is read again here, by the rules of
 `helper.ingest.payload`, and refused with the field that breaks one.
+
+A large body is first reduced to the fields of a share, by native code in one worker thread: to parse 1 MiB of JSON in
+Python can block the event loop for 80 ms.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import structlog
 from helper.core.share import Share
 from helper.errors import ShareRefused
 from helper.ingest import payload
+from helper.ingest.schema import WireError
 from helper.ingest.share_checks import ShareChecks, check_share
-from proofs import EncodingError, ProofsError, ReadShare, ShareCheck, ShareRuleError
+from proofs import EncodingError, ProofsError, ReadShare, ShareCheck, ShareRuleError, json_members
 
 log = structlog.get_logger("helper.intake")
 
@@ -31,8 +35,8 @@ CHECK_THREADS: Final = 4
 """Threads for shares that are checked one by one (0.3 ms each, outside the interpreter's lock)."""
 MAX_BATCH: Final = 32
 """Bodies of one native call, so that the first of them does not wait long."""
-LARGEST: Final = 16 << 10
-"""Bytes of the largest body that waits for a batch, five times a real one: what waits must not fill the memory."""
+LARGE_THREADS: Final = 1
+"""Threads for large bodies (up to 6 ms each): the other core is left to everything else."""
 BATCHES: Final = max(1, min(2, os.cpu_count() or 1))
 """Native calls at once: enough that one can hash while the results of the other are worked on."""
 
@@ -81,6 +85,7 @@ class ShareValidator:
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
         self._threads = anyio.CapacityLimiter(CHECK_THREADS)
+        self._large_threads = anyio.CapacityLimiter(LARGE_THREADS)
         self._pool = ThreadPoolExecutor(BATCHES, thread_name_prefix="checks")
         self._waiting: list[_Waiting] = []
         self._under_way = 0
@@ -92,7 +97,9 @@ class ShareValidator:
             WireError: the body is not what a wallet sends.
             ShareRefused: 400, an encoding or a hash is wrong.
         """
-        found = await self._in_batch(body) if len(body) <= LARGEST else None
+        if len(body) > payload.SMALL_BODY:
+            return await self.check(await anyio.to_thread.run_sync(_parse_large, body, limiter=self._large_threads))
+        found = await self._in_batch(body)
         if found is None:
             return await self.check(payload.parse_share(body))
         share = Share(
@@ -178,6 +185,21 @@ class ShareValidator:
         except ProofsError as error:
             log.error("a share could not be checked", error=type(error).__name__)
             raise ShareRefused(400, "the share could not be checked") from None
+
+
+def _parse_large(body: bytes) -> Share:
+    """The share in a large body (in a thread).
+
+    Raises:
+        WireError: as `payload.parse_share`; also where the share's own fields are large.
+    """
+    fields = json_members(body, payload.SHARE.fields)
+    if isinstance(fields, int):
+        before = body[:fields].decode(errors="replace")
+        raise WireError(*payload.where_broken(body, len(before)))
+    if len(fields) > payload.SMALL_BODY:
+        raise WireError(payload.BODY, f"has fields of a share that are larger than {payload.SMALL_BODY} bytes together")
+    return payload.parse_share(fields)
 
 
 def _tell(batch: Sequence[_Waiting], found: Sequence[ReadShare | None]) -> None:

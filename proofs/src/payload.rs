@@ -5,12 +5,16 @@
 //! there is no escape in any text, no unknown name but those that wallets are known to send, no number but a plain
 //! integer, no name twice.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use base64::{engine::general_purpose::STANDARD, Engine};
 use ff::PrimeField;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::fields::{base, base_array, point, Encoded};
 use crate::hashes::{Share, Vote, SHARES};
@@ -165,6 +169,83 @@ fn from_base64(text: &str) -> Option<Encoded> {
     let length = STANDARD.decode_slice(text, &mut room).ok()?;
     let (bytes, _) = room.split_first_chunk()?;
     (length == 32).then_some(*bytes)
+}
+
+/// Reduces a JSON object to the members with these names, each as it is written. Of a repeated name the last one counts.
+///
+/// What is not an object becomes `null`. The error is the offset at which `body` stops being UTF-8 or JSON.
+pub fn members(body: &[u8], names: &[&str]) -> Result<Vec<u8>, usize> {
+    let text = std::str::from_utf8(body).map_err(|error| error.valid_up_to())?;
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let found = Members { names }
+        .deserialize(&mut reader)
+        .and_then(|found| reader.end().map(|()| found));
+    let found = match found {
+        Ok(found) => found,
+        Err(error) if error.is_data() => return Ok(b"null".to_vec()),
+        Err(error) => return Err(offset(body, error.line(), error.column())),
+    };
+    let mut reduced = vec![b'{'];
+    for (name, value) in names.iter().zip(found) {
+        let Some(value) = value else { continue };
+        if reduced.len() > 1 {
+            reduced.push(b',');
+        }
+        reduced.extend(b"\"");
+        reduced.extend(name.as_bytes());
+        reduced.extend(b"\":");
+        reduced.extend(value.get().as_bytes());
+    }
+    reduced.push(b'}');
+    Ok(reduced)
+}
+
+/// Reads an object's members with these names, in the order of the names; the others are only skipped.
+struct Members<'n> {
+    names: &'n [&'n str],
+}
+
+/// A name, copied only where it has an escape in it.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'de> DeserializeSeed<'de> for Members<'_> {
+    type Value = Vec<Option<&'de RawValue>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Self::Value, D::Error> {
+        reader.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Members<'_> {
+    type Value = Vec<Option<&'de RawValue>>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut found = vec![None; self.names.len()];
+        while let Some(Name(name)) = members.next_key()? {
+            match self.names.iter().position(|known| *known == name) {
+                Some(index) => found[index] = Some(members.next_value()?),
+                None => {
+                    members.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The offset of a place in a text that is known by its line and column, both from 1.
+fn offset(text: &[u8], line: usize, column: usize) -> usize {
+    let before: usize = text
+        .split_inclusive(|&byte| byte == b'\n')
+        .take(line.saturating_sub(1))
+        .map(<[u8]>::len)
+        .sum();
+    (before + column.saturating_sub(1)).min(text.len())
 }
 
 /// All shares of a vote have the same commitments, whose hash is two thirds of the work, and the same vote commitment,

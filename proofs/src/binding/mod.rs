@@ -77,7 +77,7 @@ mod _native {
     #[pymodule_export]
     use super::pages::{page_gap, pages_in_log};
     #[pymodule_export]
-    use super::payload::read_shares;
+    use super::payload::{json_members, read_shares};
     #[pymodule_export]
     use super::proving::{circuits, fingerprint, prove, verify, warm};
     #[pymodule_export]

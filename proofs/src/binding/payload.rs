@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::{bytes, run};
-use crate::payload::{read, Payload};
+use crate::payload::{members, read, Payload};
 
 #[pyfunction]
 pub fn read_shares<'py>(
@@ -19,6 +19,20 @@ pub fn read_shares<'py>(
         .into_iter()
         .map(|one| one.map(|share| row(py, &share)).transpose())
         .collect()
+}
+
+#[pyfunction]
+pub fn json_members<'py>(
+    py: Python<'py>,
+    body: Bound<'py, PyBytes>,
+    names: Vec<String>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let plain = body.as_bytes();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    match run(py, || Ok(members(plain, &names)))? {
+        Ok(reduced) => Ok(bytes(py, reduced).into_any()),
+        Err(offset) => Ok(offset.into_pyobject(py)?.into_any()),
+    }
 }
 
 /// The fields in the order of `proofs.ReadShare`.

@@ -6,17 +6,20 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import orjson
 import pytest
 
 import proofs
 from helper.core.share import Share
 from helper.errors import ShareRefused
+from helper.ingest import payload as payload_module
 from helper.ingest import validator
-from helper.ingest.payload import parse_share
+from helper.ingest.payload import MAX_BODY, SMALL_BODY, parse_share
 from helper.ingest.schema import WireError
 from helper.ingest.validator import ShareValidator
 from proofs import ProofsError, ReadShare, ShareCheck
@@ -192,8 +195,99 @@ async def test_what_comes_alone_changes_no_thread() -> None:
 
 async def test_a_large_body_waits_for_no_batch() -> None:
     checks = Batches()
-    found = await ShareValidator(checks).read(body() + b" " * validator.LARGEST)
+    found = await ShareValidator(checks).read(body() + b" " * SMALL_BODY)
     assert (found.share, checks.batches) == (parse_share(body()), [])
+
+
+NOISE = b'"pad":[' + b"[]," * ((MAX_BODY - 8_000) // 3) + b"1]"
+"""A member that takes orjson 80 ms to read."""
+
+
+def noisy(posted: bytes) -> bytes:
+    """The same body with an unknown member that makes it nearly as large as one may be."""
+    return posted.rstrip()[:-1] + b"," + NOISE + b"}"
+
+
+async def test_validator_large_body_is_never_parsed_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def loads(document: bytes) -> Any:
+        sizes.append(len(document))
+        return orjson.loads(document)
+
+    monkeypatch.setattr(payload_module, "orjson", SimpleNamespace(loads=loads, JSONDecodeError=orjson.JSONDecodeError))
+    checker = ShareValidator(proofs)
+    found = await checker.read(noisy(body()))
+    assert found.share == parse_share(body())
+    with pytest.raises(WireError):
+        await checker.read(body(share_comms=[0] * (MAX_BODY // 4)))
+    assert max(sizes) <= SMALL_BODY
+
+
+async def test_validator_large_bodies_share_one_thread_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most, threads = 0, 0, set[str]()
+
+    def members(document: bytes, names: Iterable[str]) -> bytes | int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        threads.add(threading.current_thread().name)
+        reduced = proofs.json_members(document, names)
+        under_way -= 1
+        return reduced
+
+    monkeypatch.setattr(validator, "json_members", members)
+    checker = ShareValidator(FakeChecks())
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(checker.read, noisy(body()))
+    assert most == validator.LARGE_THREADS
+    assert threading.current_thread().name not in threads
+
+
+@pytest.mark.parametrize(
+    "posted",
+    [
+        body(),
+        without(tree_position=...),
+        without(share_comms=PAYLOADS[0]["share_comms"][:15]),
+        without(enc_share={**SEALED, "anything": [1]}),
+        without(enc_share={**SEALED, "c1": 5}),
+        TEXT.replace('"tree_position"', '"tree_position": "x", "tree_position"').encode(),
+        TEXT.replace('"tree_position"', '"tree_position": 9, "tree\\u005fposition"').encode(),
+        TEXT.replace('"proposal_id": ', '"proposal_id": x').encode(),
+        TEXT.replace('"proposal_id": ', '"é": 1, "proposal_id": x').encode(),
+        TEXT.replace('"primary_blind": "', '"primary_blind": "').encode().replace(b'blind": "', b'blind": "\xff'),
+    ],
+)
+async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: bytes) -> None:
+    checker = ShareValidator(FakeChecks())
+    results: list[Share | tuple[str, str]] = []
+    for one in (posted, noisy(posted)):
+        try:
+            results.append((await checker.read(one)).share)
+        except WireError as error:
+            results.append((error.field, error.message))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("posted", "message"),
+    [
+        (b"[" + body() + b"," + body() + b" " * SMALL_BODY + b"]", "body: must be a JSON object"),
+        (noisy(body()) + b"x", "body: is not valid JSON here"),
+        (noisy(body()).replace(b"1]}", b"1]"), "body: is not valid JSON here"),
+        (noisy(body()).replace(b"1]}", b'"\xff"]}'), "body: is not UTF-8"),
+        (
+            body(share_comms=[0] * SMALL_BODY),
+            f"body: has fields of a share that are larger than {SMALL_BODY} bytes together",
+        ),
+    ],
+)
+async def test_validator_large_body_that_is_no_share_is_refused(posted: bytes, message: str) -> None:
+    with pytest.raises(WireError) as refused:
+        await ShareValidator(proofs).read(posted)
+    assert str(refused.value) == message
 
 
 async def test_a_batch_that_fails_is_read_one_by_one() -> None:
