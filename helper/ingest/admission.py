@@ -21,9 +21,10 @@ Nothing here logs anything of a share that is taken: what the answers were is co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -41,7 +42,7 @@ log = structlog.get_logger("helper.intake")
 HOLD_SECONDS: Final = 2.0
 """The longest that a share is held for the next regular sync."""
 MAX_IN_FLIGHT: Final = 2_000
-"""Shares under check at once; beyond it wallets are asked to come again."""
+"""Shares under check at once; beyond it, or beyond its part of it (`SharedPlaces`), a client gets 429."""
 MAX_HELD: Final = 1_500
 """Of these, shares held for a sync: the rest is kept free for those that can be answered at once."""
 
@@ -85,6 +86,47 @@ class Trees(Protocol):
         ...
 
 
+class SharedPlaces:
+    """A limited number of places, of which no client can take so many that others find none.
+
+    A client may take a place while it holds fewer than are free: one client gets at most half of the places, two a
+    third each. So some are always free for a client that holds none.
+
+    Args:
+        places: their number.
+        message: of the refusal.
+    """
+
+    def __init__(self, places: int, message: str) -> None:
+        self._places = places
+        self._message = message
+        self._taken = 0
+        self._taken_by_client: Counter[bytes] = Counter()
+
+    @contextmanager
+    def hold(self, client: bytes | None) -> Iterator[None]:
+        """Hold a place; a client of None is limited by the number of places only.
+
+        Raises:
+            ShareRefused: 429, no place is free for this client.
+        """
+        free = self._places - self._taken
+        if free <= 0 or (client is not None and self._taken_by_client[client] >= free):
+            raise ShareRefused(429, self._message)
+        self._count(client, 1)
+        try:
+            yield
+        finally:
+            self._count(client, -1)
+
+    def _count(self, client: bytes | None, added: int) -> None:
+        self._taken += added
+        if client is not None:
+            self._taken_by_client[client] += added
+            if not self._taken_by_client[client]:
+                del self._taken_by_client[client]
+
+
 class AdmissionController:
     """Takes shares.
 
@@ -121,12 +163,16 @@ class AdmissionController:
         self._round_paused = round_paused
         self._judged = False
         self._pause: str | None = None
-        self._in_flight = 0
-        self._held = 0
+        self._in_flight = SharedPlaces(MAX_IN_FLIGHT, "too many shares at once, come again")
+        self._held = SharedPlaces(MAX_HELD, "too many shares wait for the chain, come again")
         self._first_arrivals = FirstArrivals()
 
-    async def take(self, body: bytes) -> Enqueued:
+    async def take(self, body: bytes, client: bytes | None = None) -> Enqueued:
         """Read what a wallet posted, check it and keep it.
+
+        Args:
+            body: the request's, JSON.
+            client: who posted it, for its part of the places; None for no such limit.
 
         Returns:
             QUEUED when it is on disk now, DUPLICATE when there was nothing to do.
@@ -136,29 +182,22 @@ class AdmissionController:
             ShareRefused: 400 a rule is broken (`field` says where), 429 come again in a moment, 503 nothing
                 can be taken now.
         """
-        return await self._answer(self._checker.read(body))
+        with self._in_flight.hold(client):
+            arrived = self._clock.now()
+            return await self._accept(await self._checker.read(body), arrived, client)
 
     async def accept(self, share: Share) -> Enqueued:
         """Check a share that was read already and keep it; see `take`."""
-        return await self._answer(self._checker.check(share))
-
-    async def _answer(self, checking: Coroutine[Any, Any, CheckedShare]) -> Enqueued:
-        if self._in_flight >= MAX_IN_FLIGHT:
-            checking.close()
-            raise ShareRefused(429, "too many shares at once, come again")
-        self._in_flight += 1
-        try:
+        with self._in_flight.hold(None):
             arrived = self._clock.now()
-            return await self._accept(await checking, arrived)
-        finally:
-            self._in_flight -= 1
+            return await self._accept(await self._checker.check(share), arrived, None)
 
-    async def _accept(self, checked: CheckedShare, arrived: float) -> Enqueued:
+    async def _accept(self, checked: CheckedShare, arrived: float, client: bytes | None) -> Enqueued:
         share = checked.share
         try:
             if await self._came_before(share, checked.vote_commitment):
                 return Enqueued.DUPLICATE
-            chain_round = await self._round_and_leaf(share, checked.vote_commitment)
+            chain_round = await self._round_and_leaf(share, checked.vote_commitment, client)
             refusal = self._refusal(share, chain_round, arrived)
             if refusal is not None:
                 if await self._store.is_known(share.key):
@@ -226,11 +265,11 @@ class AdmissionController:
             return False
         return kept in {None, vote_commitment} and await self._store.is_known(share.key)
 
-    async def _round_and_leaf(self, share: Share, vote_commitment: bytes) -> Round:
+    async def _round_and_leaf(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
         """The share's round, once proposal, decision and vote commitment are found to be the chain's."""
         chain_round = self._known(share)
         if chain_round is None:
-            chain_round = await self._hold(share, vote_commitment)
+            chain_round = await self._hold(share, vote_commitment, client)
         self._refuse_foreign_choice(share, chain_round)
         leaf = self._trees.leaf(share.round_id, share.tree_position)
         if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
@@ -251,11 +290,11 @@ class AdmissionController:
             return None
         return chain_round
 
-    async def _hold(self, share: Share, vote_commitment: bytes) -> Round:
+    async def _hold(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
         """Wait until the share's round and leaf are known or proven to be missing, at most HOLD_SECONDS."""
         self._refuse_when_paused(share)
         deadline = self._clock.monotonic() + HOLD_SECONDS
-        with self._holding():
+        with self._held.hold(client):
             key = ArrivalKey(share.round_id, share.tree_position, vote_commitment)
             arrival = self._first_arrivals.note(key, self._trees.arrival(), self._clock.monotonic())
             while not self._trees.lacks(share.round_id, arrival):
@@ -280,16 +319,6 @@ class AdmissionController:
         if chain_round is None:
             raise ShareRefused(400, "no such round", field="vote_round_id")
         return chain_round
-
-    @contextmanager
-    def _holding(self) -> Iterator[None]:
-        if self._held >= MAX_HELD:
-            raise ShareRefused(429, "too many shares wait for the chain, come again")
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
 
     def _refuse_when_paused(self, share: Share) -> None:
         reason = self._paused() or self._round_paused(share.round_id)

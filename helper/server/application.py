@@ -46,12 +46,13 @@ def create_app(
             api_token=api_token,
             expose_queue_status=expose_queue_status,
             bodies=bodies,
+            limits=limits,
             more=more,
             operator_token=operator_token,
         ),
         limits,
     )
-    return FastPath(layered, Taking(view, api_token=api_token, bodies=bodies), limits)
+    return FastPath(layered, Taking(view, api_token=api_token, bodies=bodies, limits=limits), limits)
 
 
 def wallet_app_routes(
@@ -61,10 +62,13 @@ def wallet_app_routes(
     expose_queue_status: bool,
     bodies: BodyReader,
     more: Sequence[BaseRoute],
+    limits: RefusalLimiter | None = None,
     operator_token: str = "",
 ) -> list[BaseRoute]:
     """Its routes, in the order in which they are matched, with those that describe them all."""
-    wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies)
+    wallets = wallet_routes(
+        view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies, limits=limits
+    )
     return described([*wallets], more, api_token=api_token, operator_token=operator_token)
 
 

@@ -1,9 +1,11 @@
-"""Reading a request's body: so many bytes, so many seconds, and so much memory for all of them together."""
+"""Reads request bodies, with limits on size, time and the memory of all bodies together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
@@ -12,18 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from helper.ingest.payload import MAX_BODY
+from helper.ingest.payload import MAX_BODY, SMALL_BODY
 
 BODY_SECONDS: Final = 8.0
 """A body must be here in this time, so that a slow client is cut off within 10 s all in all."""
 MAX_BUFFERED: Final = 64 << 20
-"""Bytes of all bodies that are being read at once, but for the beginning of each."""
+"""Bytes of all bodies that are read or used at once, without the first `SMALL_BODY` of each."""
 MAX_BUFFERED_EACH: Final = MAX_BUFFERED // 4
 """Of them, bytes of one client's bodies, where the reader knows the client."""
-SMALL: Final = 16 << 10
-"""A body up to this size, three times a real one, is read however much is in memory: those who send large ones must
-not turn away those who do not. There are as many at once as connections."""
-
 WHOLE: Final = "whole body"
 """The name in a request's state of its body, where the connection has all of it before the request is served. It says
 so only until something is received."""
@@ -42,9 +40,10 @@ class BodyReader:
     Args:
         limit: bytes of the largest body.
         seconds: longest time that one body may take.
-        budget: bytes of all bodies together that may be in memory while they are read, `small` of each aside.
+        budget: bytes of all bodies together that may be in memory, without the first `small` of each.
         budget_each: the same, of one client's bodies.
-        small: bytes up to which a body is read in any case.
+        small: bytes up to which a body is read in any case: clients with large bodies must not keep out the others.
+            There are as many at once as connections.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class BodyReader:
         limit: int = MAX_BODY,
         seconds: float = BODY_SECONDS,
         budget: int = MAX_BUFFERED,
-        small: int = SMALL,
+        small: int = SMALL_BODY,
         budget_each: int = MAX_BUFFERED_EACH,
     ) -> None:
         self._limit = limit
@@ -64,7 +63,13 @@ class BodyReader:
         self._buffered_by_client: Counter[bytes] = Counter()
 
     async def read(self, scope: Scope, receive: Receive, client: bytes | None = None) -> bytes:
-        """The whole body of a request of which nothing has been received.
+        """The whole body of a request, for a caller that needs it for a moment only; see `reading`."""
+        async with self.reading(scope, receive, client) as body:
+            return body
+
+    @asynccontextmanager
+    async def reading(self, scope: Scope, receive: Receive, client: bytes | None = None) -> AsyncIterator[bytes]:
+        """The whole body of a request of which nothing has been received. Counts towards the budgets until the exit.
 
         Args:
             scope: the request's.
@@ -80,29 +85,33 @@ class BodyReader:
         if here is not None and len(here) <= min(self._small, self._limit):
             body = bytes(here)  # what nearly all send: nothing to wait for, and nothing to count
             here.clear()  # the connection stays, and keeps no share
-            return body
+            yield body
+            return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._limit:
             raise await self._too_large(scope, receive)
         chunks: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._seconds):
-                more = True
-                while more:
-                    chunk, more = await _next(receive)
-                    before, size = size, size + len(chunk)
-                    self._count(client, self._large(size) - self._large(before))
-                    if size > self._limit:
-                        raise await self._too_large(scope, receive)
-                    if size > self._small and self._is_full(client):
-                        raise HTTPException(429, "too much at once, come again", _CLOSE)
-                    chunks.append(chunk)
-        except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {self._seconds:g} s", _CLOSE) from None
+            try:
+                async with asyncio.timeout(self._seconds):
+                    more = True
+                    while more:
+                        chunk, more = await _next(receive)
+                        before, size = size, size + len(chunk)
+                        self._count(client, self._large(size) - self._large(before))
+                        if size > self._limit:
+                            raise await self._too_large(scope, receive)
+                        if size > self._small and self._is_full(client):
+                            raise HTTPException(429, "too much at once, come again", _CLOSE)
+                        chunks.append(chunk)
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come within {self._seconds:g} s", _CLOSE) from None
+            body = b"".join(chunks)
+            chunks.clear()
+            yield body
         finally:
             self._count(client, -self._large(size))
-        return b"".join(chunks)
 
     def _count(self, client: bytes | None, added: int) -> None:
         self._buffered += added

@@ -17,9 +17,9 @@ import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from helper.ingest.payload import error_answer
+from helper.ingest.payload import SMALL_BODY, error_answer
 from helper.server import peer_credentials
-from helper.server.body_reader import SMALL, WHOLE
+from helper.server.body_reader import WHOLE
 from helper.server.deadline import Deadline
 from helper.server.middleware import RETRY_AFTER_SECONDS
 from helper.server.rate_limits import costs
@@ -275,7 +275,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.cycle.response_complete:
             # It was answered before its end, and its end has stopped the clock that watches idle connections.
             self._idle.set(self.loop.time() + self.timeout_keep_alive)
-        elif not self.expect_100_continue and len(self.cycle.body) <= SMALL:
+        elif not self.expect_100_continue and len(self.cycle.body) <= SMALL_BODY:
             # not where it was asked whether to send it: that is answered where the body is received
             self.scope["state"][WHOLE] = self.cycle.body
 

@@ -1,8 +1,10 @@
 """What one client may have refused: a bucket of tokens for each, and the layer around the application that asks it.
 
 A refused request costs its client a token, a good one costs nothing: a flood of rubbish empties the bucket of who sends
-it, and sixteen shares posted at once empty none. With an empty bucket a client is answered 429, before anything of a
-body is read, and told when the next token is there. Nothing of this is logged or written anywhere.
+it, and sixteen shares posted at once empty none. A posted share that is larger than any real one costs a token for each
+further 16 KiB, also where it is taken (`helper.server.routes.wallet.Taking`). With an empty bucket a client is answered
+429, before anything of a body is read, and told when the next token is there. Nothing of this is logged or written
+anywhere.
 """
 
 from __future__ import annotations
@@ -63,10 +65,10 @@ class TokenBuckets:
         missing = self._full_at.get(client, now) - now - self._patience
         return missing if missing > _ROUNDING else 0.0
 
-    def pay(self, client: bytes, now: float) -> None:
-        """Take a token, also one that is not there yet: requests under way at once may owe some."""
+    def pay(self, client: bytes, now: float, tokens: int = 1) -> None:
+        """Take tokens, also those that are not there yet: requests under way at once may owe some."""
         full_at = self._full_at.pop(client, now)
-        self._full_at[client] = max(full_at, now) + self._refill
+        self._full_at[client] = max(full_at, now) + tokens * self._refill
         if len(self._full_at) > self._clients:
             self._make_room(now)
 
@@ -113,9 +115,9 @@ class RefusalLimiter:
         """Seconds until this client may ask again, 0 for now."""
         return self._buckets.wait(client, self._clock.monotonic())
 
-    def pay(self, client: bytes) -> None:
-        """A request of this client was refused."""
-        self._buckets.pay(client, self._clock.monotonic())
+    def pay(self, client: bytes, tokens: int = 1) -> None:
+        """Charge a client: one token for a refused request, others for what a request costs."""
+        self._buckets.pay(client, self._clock.monotonic(), tokens)
 
     def refused(self, status: int) -> None:
         """Something was answered with this status, whether or not it costs anybody anything."""

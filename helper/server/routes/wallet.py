@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final, Protocol
 
 from starlette.exceptions import HTTPException
@@ -15,10 +16,12 @@ from helper.chain.models import Round
 from helper.core.share import ShareState
 from helper.errors import ShareRefused
 from helper.ingest import payload
+from helper.ingest.payload import SMALL_BODY
 from helper.ingest.schema import WireError
 from helper.server.body_reader import BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response
 from helper.server.openapi import ApiRoute, Handler, Operation
+from helper.server.rate_limits import RefusalLimiter
 from helper.store.rows import Enqueued
 
 PREFIX: Final = "/shielded-vote/v1"
@@ -40,8 +43,8 @@ _BY_STATUS: Final = {
 class Taker(Protocol):
     """Takes shares; `helper.ingest.admission.AdmissionController` is one."""
 
-    async def take(self, body: bytes) -> Enqueued:
-        """Read, check and keep a posted share, or raise WireError or ShareRefused."""
+    async def take(self, body: bytes, client: bytes | None = None) -> Enqueued:
+        """Read, check and keep a share posted by a client, or raise WireError or ShareRefused."""
         ...
 
 
@@ -134,12 +137,16 @@ class Taking:
         view: takes it, and counts.
         api_token: what must be sent in X-Helper-Token; empty asks for nothing.
         bodies: reads the request.
+        limits: knows the clients, and charges them for large bodies; None for clients without limits.
     """
 
-    def __init__(self, view: WalletView, *, api_token: str, bodies: BodyReader) -> None:
+    def __init__(
+        self, view: WalletView, *, api_token: str, bodies: BodyReader, limits: RefusalLimiter | None = None
+    ) -> None:
         self._view = view
         self._token = api_token
         self._bodies = bodies
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive) -> Enqueued:
         """Take it. A second call for a request of which none was taken raises what the first one raised, and does no
@@ -153,7 +160,10 @@ class Taking:
         try:
             if self._token:
                 check_token(scope, self._token)
-            outcome = await self._view.intake.take(await self._bodies.read(scope, receive))
+            client = None if self._limits is None else self._limits.client(scope)
+            async with self._bodies.reading(scope, receive, client) as body:
+                self._charge(client, len(body))
+                outcome = await self._view.intake.take(body, client)
         except Exception as error:
             self._view.count(f"post_{_outcome_of(error)}")
             scope[_RAISED] = error
@@ -161,16 +171,28 @@ class Taking:
         self._view.count("post_duplicate" if outcome is Enqueued.DUPLICATE else "post_queued")
         return outcome
 
+    def _charge(self, client: bytes | None, size: int) -> None:
+        """Charge a client for a body larger than any real one, whatever the answer will be."""
+        if size > SMALL_BODY and client is not None and self._limits is not None:
+            self._limits.pay(client, tokens=ceil(size / SMALL_BODY) - 1)
+
 
 def taken_response(outcome: Enqueued) -> JsonResponse:
     """What a wallet is answered whose share was taken, now or before."""
     return JsonResponse(payload.taken_answer(known=outcome is Enqueued.DUPLICATE))
 
 
-def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool, bodies: BodyReader) -> list[ApiRoute]:
+def wallet_routes(
+    view: WalletView,
+    *,
+    api_token: str,
+    expose_queue_status: bool,
+    bodies: BodyReader,
+    limits: RefusalLimiter | None = None,
+) -> list[ApiRoute]:
     """The routes, with a token where one is set (empty: none)."""
 
-    taking = Taking(view, api_token=api_token, bodies=bodies)
+    taking = Taking(view, api_token=api_token, bodies=bodies, limits=limits)
 
     async def take(request: Request) -> Response:
         return taken_response(await taking(request.scope, request.receive))

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from helper.chain.models import RoundStatus
 from helper.core.share import Share
@@ -349,8 +350,9 @@ async def test_paused_still_knows_what_it_has(house: House) -> None:
     assert await house.intake.accept(make_share()) is Enqueued.DUPLICATE
 
 
-async def test_held_shares_are_bounded_and_others_still_pass(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_shares_are_bounded_and_others_still_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_HELD", 2)
+    house = House()
     released, holding = anyio.Event(), anyio.Event()
     waiting = 0
 
@@ -383,12 +385,70 @@ async def test_held_shares_are_bounded_and_others_still_pass(house: House, monke
     assert statuses == [429, 400, 400]
 
 
-async def test_shares_under_check_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shares_under_check_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 0)
-    assert (await house.refused(make_share())).status == 429
+    assert (await House().refused(make_share())).status == 429
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 1)
+    house = House()
     assert await house.intake.accept(make_share()) is Enqueued.QUEUED
     assert await house.intake.accept(make_share()) is Enqueued.DUPLICATE
+
+
+class Gate:
+    """Requests wait at it until it opens."""
+
+    def __init__(self) -> None:
+        self.opened = anyio.Event()
+        self.waiting = 0
+
+    async def wait(self, _timeout: float = 0) -> bool:
+        self.waiting += 1
+        await self.opened.wait()
+        return False
+
+    async def fill(self, house: House, group: TaskGroup, count: int, posted: bytes, client: bytes) -> int:
+        """Post from a client; how many of its shares wait."""
+        before, refused = self.waiting, 0
+
+        async def post() -> None:
+            nonlocal refused
+            try:
+                await house.intake.take(posted, client)
+            except ShareRefused:
+                refused += 1
+
+        for _ in range(count):
+            group.start_soon(post)
+        while self.waiting - before + refused < count:
+            await anyio.sleep(0.001)
+        return self.waiting - before
+
+
+async def test_admission_two_clients_holding_shares_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "MAX_HELD", 30)
+    house, gate = House(), Gate()
+    monkeypatch.setattr(house.chain, "wait_next_sync", gate.wait)
+    beyond = body(tree_position=9)
+    async with anyio.create_task_group() as group:
+        assert await gate.fill(house, group, 100, beyond, b"one") == 15, "half of the places"
+        assert await gate.fill(house, group, 100, beyond, b"two") == 8, "half of the others"
+        assert await gate.fill(house, group, 1, beyond, b"honest") == 1
+        gate.opened.set()
+    gate.opened = anyio.Event()
+    async with anyio.create_task_group() as group:
+        assert await gate.fill(house, group, 100, beyond, b"one") == 15, "places are given back"
+        gate.opened.set()
+
+
+async def test_admission_two_clients_under_check_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 30)
+    house, gate = House(), Gate()
+    monkeypatch.setattr(house.store, "enqueue", lambda *_, **__: gate.wait())
+    async with anyio.create_task_group() as group:
+        assert await gate.fill(house, group, 100, body(), b"one") == 15
+        assert await gate.fill(house, group, 100, body(), b"two") == 8
+        assert await gate.fill(house, group, 1, body(), b"honest") == 1
+        gate.opened.set()
 
 
 async def test_no_line_of_the_log_names_the_share(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

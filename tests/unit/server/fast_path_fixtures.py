@@ -110,9 +110,10 @@ async def play(story: Story, *, lane: bool) -> Seen:
         "api_token": settings["token"],
         "expose_queue_status": False,
         "bodies": BodyReader(limit=LONGEST, seconds=0.3, budget=settings["budget"]),
+        "limits": limits,
         "more": (),
     }
-    app = create_app(view, limits=limits, **parts) if lane else wrapped(wallet_app_routes(view, **parts), limits)
+    app = create_app(view, **parts) if lane else wrapped(wallet_app_routes(view, **parts), limits)
     with capture_logs() as logs:
         server = create_server(app, door=limits)
         async with asyncio.timeout(PATIENCE), _served(server) as port:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -12,7 +14,9 @@ from starlette.types import Message, Receive, Scope
 from helper.ingest import payload
 from helper.server import body_reader as body_module
 from helper.server.body_reader import BodyReader
-from tests.unit.ingest.admission_fixtures import body
+from helper.server.rate_limits import RefusalLimiter
+from helper.store.base import Enqueued
+from tests.unit.ingest.admission_fixtures import FakeClock, body
 from tests.unit.server.wallet_fixtures import SHARES, Wallets, is_error
 
 pytestmark = pytest.mark.anyio
@@ -151,6 +155,41 @@ async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read
         assert await reader.read(*request_of(b"x" * 50), b"second") == b"x" * 50
         group.cancel_scope.cancel()
     assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
+
+
+async def test_body_reader_body_counts_until_it_is_given_up() -> None:
+    reader = BodyReader(budget=100, budget_each=40, small=10)
+    async with reader.reading(*request_of(b"x" * 50), b"first") as body_of_first:
+        assert body_of_first == b"x" * 50
+        with pytest.raises(HTTPException) as refused:
+            await reader.read(*request_of(b"x" * 11), b"first")
+        assert refused.value.status_code == 429
+        assert await reader.read(*request_of(b"x" * 50), b"second") == b"x" * 50
+    with pytest.raises(ZeroDivisionError):
+        async with reader.reading(*request_of(b"x" * 50), b"first"):
+            raise ZeroDivisionError
+    assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
+
+
+async def test_shares_large_bodies_of_one_client_count_until_they_are_answered() -> None:
+    wallets = Wallets(bodies=BodyReader(budget_each=30_000), limits=RefusalLimiter(FakeClock()))
+    entered, gate = anyio.Event(), anyio.Event()
+    large = body()[:-1] + b" " * 40_000 + b"}"
+    enqueue = wallets.store.enqueue
+
+    async def wait(*arguments: Any, **parts: Any) -> Enqueued:
+        entered.set()
+        await gate.wait()
+        return await enqueue(*arguments, **parts)
+
+    wallets.store.enqueue = wait  # type: ignore[method-assign]
+    async with wallets.client() as client, anyio.create_task_group() as group:
+        group.start_soon(partial(client.post, SHARES, content=large))
+        await entered.wait()
+        assert (await client.post(SHARES, content=large)).status_code == 429
+        gate.set()
+    async with wallets.client() as client:
+        assert (await client.post(SHARES, content=large)).json() == {"status": "duplicate"}
 
 
 async def test_a_client_that_goes_away_is_no_error_of_ours(capsys: pytest.CaptureFixture[str]) -> None:

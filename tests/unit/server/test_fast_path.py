@@ -109,6 +109,8 @@ BODIES = [
     Story("a head in pieces", [GOOD[:9], GOOD[9:60], GOOD[60:]], [200]),
     Story("a large body", [post(PADDED)], [200]),
     Story("a large body, and then a small one", [post(PADDED), GOOD], [200, 200]),
+    Story("large bodies that cost more than there is", [post(PADDED), GOOD], [200, 429], settings={"burst": 1}),
+    Story("a large body that is refused", [post(PADDED[:-1])], [400]),
     Story("large bodies beyond the budget", [post(PADDED)], [429], settings={"budget": 1000}),
     Story("a body in chunks", [head(CHUNKED) + chunked(body())], [200]),
     Story("a body in chunks that come late", [head(CHUNKED), chunked(body()[:90], body()[90:])], [200]),

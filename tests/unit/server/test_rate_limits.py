@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import httpx
@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
+from helper.ingest.payload import MAX_BODY, SMALL_BODY
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter, TokenBuckets, costs
+from helper.store.base import Enqueued
 from tests.unit.ingest.admission_fixtures import FakeClock, body
 from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets, is_error
 
@@ -46,6 +48,43 @@ def test_what_was_under_way_at_once_is_owed() -> None:
         buckets.pay(ONE, 0.0)
     assert buckets.wait(ONE, 0.0) == pytest.approx(4.0)
     assert buckets.wait(ONE, 4.0) == 0
+
+
+def test_token_buckets_several_tokens_are_owed() -> None:
+    buckets = TokenBuckets(burst=4, per_second=2)
+    buckets.pay(ONE, 0.0, tokens=3)
+    assert buckets.wait(ONE, 0.0) == 0
+    buckets.pay(ONE, 0.0, tokens=5)
+    assert buckets.wait(ONE, 0.0) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(SMALL_BODY, 0), (SMALL_BODY + 1, 1), (MAX_BODY, 63)])
+@pytest.mark.parametrize("end", [b"}", b""])
+async def test_shares_large_body_costs_a_token_for_each_16_kib(size: int, tokens: int, end: bytes) -> None:
+    limits = RefusalLimiter(FakeClock(), burst=100, per_second=1)
+    posted = body()[:-1] + b" " * (size - len(body()) + 1 - len(end)) + end
+    async with Wallets(limits=limits).client() as client:
+        answer = await client.post(SHARES, content=posted)
+    refused = 0 if end else 1
+    assert answer.status_code == (400 if refused else 200)
+    limits.pay(b"\x7f\0\0\1", tokens=100)
+    assert limits.wait(b"\x7f\0\0\1") == pytest.approx(1 + tokens + refused)
+
+
+async def test_shares_of_two_addresses_are_two_clients_to_intake(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[bytes | None] = []
+
+    async def take(_body: bytes, client: bytes | None = None) -> Enqueued:
+        clients.append(client)
+        return Enqueued.QUEUED
+
+    wallets = Wallets(limits=RefusalLimiter(FakeClock()))
+    monkeypatch.setattr(wallets.view.intake, "take", take)
+    for address in (HOME, FOREIGN):
+        transport = httpx.ASGITransport(app=wallets.app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+            assert (await client.post(SHARES, content=body())).status_code == 200
+    assert clients == [ip_address(HOME).packed, ip_address(FOREIGN).packed]
 
 
 @given(

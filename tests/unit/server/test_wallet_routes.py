@@ -223,7 +223,7 @@ async def test_a_refusal_of_intake_without_a_field_is_told_alone(
     async def refuse(_share: object) -> None:
         raise ShareRefused(503, "shares cannot be taken now: no fresh node")
 
-    monkeypatch.setattr("helper.ingest.admission.AdmissionController.take", lambda _self, body: refuse(body))
+    monkeypatch.setattr("helper.ingest.admission.AdmissionController.take", lambda _self, body, _client: refuse(body))
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=body())
     assert answer.status_code == 503
