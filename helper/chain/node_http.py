@@ -62,7 +62,8 @@ class Streamed:
         headers = response.headers
         self.status = response.status_code
         self.is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
-        self.length = _number(headers.get("content-length", ""))
+        # A chunked body has no other length, whatever a second header says (RFC 9112, section 6.3).
+        self.length = None if "transfer-encoding" in headers else _number(headers.get("content-length", ""))
         self.retry_after = _number(headers.get("retry-after", ""))
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -215,7 +216,8 @@ class NodeHttp:
 
         Raises:
             Unanswered: no head of an answer came in time.
-            ChainAnswerError: it is compressed, points elsewhere, or says that it is longer than `limit`.
+            ChainAnswerError: it is compressed, points elsewhere, has no valid status, or says that it is longer than
+                `limit`.
         """
         response = await self._head(method, target, body)
         try:
@@ -224,6 +226,8 @@ class NodeHttp:
                 raise ChainAnswerError("the answer is compressed though that was not asked for")
             if 300 <= answer.status < 400:
                 raise ChainAnswerError(f"the answer points elsewhere (HTTP {answer.status})")
+            if not 200 <= answer.status < 600:
+                raise ChainAnswerError(f"the answer has no valid status (HTTP {answer.status})")
             if answer.length is not None and answer.length > limit:
                 raise ChainAnswerError(f"the answer is longer than {limit} bytes")
             yield answer

@@ -393,6 +393,54 @@ async def test_gateway_large_slow_bodies_of_one_client_leave_memory_for_others(h
         assert (await http.post(f"{base}{API}/cast-vote", content=b"[" * 50_000)).status_code == 200
 
 
+async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.AsyncClient) -> None:
+    bodies = BodyReader(budget=100_000, budget_each=40_000, small=16_000)
+    vote = b"[" * 50_000
+    sent = f"POST {API}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: {len(vote)}\r\n\r\n".encode() + vote
+    async with upstream(never) as node, gateway(node.url, timeout=60, bodies=bodies) as (base, made):
+        async with unfinished(base, sent, "127.0.0.1"):
+            await until(lambda: len(node.requests) == 1)
+            node.answer = small
+            assert (await http.post(f"{base}{API}/cast-vote", content=vote)).status_code == 429
+        await until(lambda: made.under_way == 0)
+        assert (await http.post(f"{base}{API}/cast-vote", content=vote)).status_code == 200
+
+
+def saying(head: bytes, rest: bytes) -> Answer:
+    """Answers with this status and these headers, then sends the rest."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 " + head + b"\r\nContent-Type: application/json\r\n" + rest)
+
+    return answer
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("status", [b"304 Not Modified", b"600 Odd", b"777 Odd", b"999 Odd"])
+async def test_gateway_invalid_status_of_a_node_is_502(http: httpx.AsyncClient, status: bytes, method: str) -> None:
+    path = "rounds" if method == "GET" else "cast-vote"
+    async with upstream(saying(status, b"Content-Length: 2\r\n\r\n{}")) as node, gateway(node.url) as (base, _):
+        refused = await http.request(method, f"{base}{API}/{path}", content=None if method == "GET" else b"{}")
+    assert (refused.status_code, refused.json()["status"]) == (502, "error")
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n"])
+async def test_gateway_204_of_a_node_has_no_body(http: httpx.AsyncClient, rest: bytes) -> None:
+    async with upstream(saying(b"204 No Content", rest)) as node, gateway(node.url) as (base, made):
+        answer = await http.get(f"{base}{API}/rounds")
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert not {"content-length", "content-type", "transfer-encoding"} & set(answer.headers)
+        assert (await http.get(f"{base}{API}/rounds")).status_code == 204
+        await until(lambda: made.under_way == 0)
+
+
+async def test_gateway_length_beside_chunks_is_ignored(http: httpx.AsyncClient) -> None:
+    chunked = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    async with upstream(saying(b"200 OK", chunked)) as node, gateway(node.url) as (base, _):
+        answer = await http.get(f"{base}{API}/rounds")
+    assert (answer.status_code, answer.content) == (200, b"{}")
+
+
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
     limits: dict[str, Any] = {"at_once": 4, "at_once_each": 2, "piece_seconds": 60}
     async with upstream(small) as node, gateway(node.url, **limits) as (base, made):

@@ -6,7 +6,8 @@ parameters that are listed, and the body of a POST; no header, no address, nothi
 or asked without being asked for.
 
 The number of requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read completely,
-within the limits of all bodies, before its request takes a slot. Answers are streamed. When no slot is free, the client
+within the limits of all bodies, before its request takes a slot. It counts towards these limits until the request has
+ended. Answers are streamed. When no slot is free, the client
 with the most requests loses a GET to one with fewer (`Gateway._make_room`).
 """
 
@@ -17,6 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import anyio
@@ -133,9 +135,12 @@ class Gateway:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request whose path is on the list."""
         client = self._client(scope)
-        body = await self._bodies.read(scope, receive, client) if scope["method"] == "POST" else None
-        passing = _Passing(scope, receive, send, self._limits)
-        with self._slot(client, passing):
+        async with contextlib.AsyncExitStack() as stack:
+            body = None
+            if scope["method"] == "POST":
+                body = await stack.enter_async_context(self._bodies.reading(scope, receive, client))
+            passing = _Passing(scope, receive, send, self._limits)
+            stack.enter_context(self._slot(client, passing))
             await passing.run(self._passage, ProxyRequest(scope["method"], _target(scope), body))
 
     @contextlib.contextmanager
@@ -249,6 +254,10 @@ class _Passing:
     async def _pass_on(self, answer: Streamed) -> None:
         if answer.status == 404:
             exempt_from_charge(self._scope)  # a transaction that is not in a block yet is asked for again and again
+        if answer.status == HTTPStatus.NO_CONTENT:
+            await self._start(answer.status, [])  # whatever the node says of its length or type: there is no body
+            await self._hand_over(b"", more=False)
+            return
         if not answer.is_json:
             # A page of HTML would be one of this address.
             if answer.status < 400:
@@ -256,23 +265,20 @@ class _Passing:
             else:
                 await self._refuse(answer.status, "the node answered this without a word")
             return
-        await self._start(answer)
-        async for piece in answer.pieces():
-            await self._hand_over(piece, more=True)
-        await self._hand_over(b"", more=False)
-
-    async def _start(self, answer: Streamed) -> None:
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"cache-control", b"no-store"),
-            (b"x-content-type-options", b"nosniff"),
-        ]
+        headers = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
         if answer.length is not None:
             headers.append((b"content-length", str(answer.length).encode()))
         if answer.retry_after is not None:
             headers.append((b"retry-after", str(answer.retry_after).encode()))
+        await self._start(answer.status, headers)
+        async for piece in answer.pieces():
+            await self._hand_over(piece, more=True)
+        await self._hand_over(b"", more=False)
+
+    async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._started = True
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        headers = [*headers, (b"cache-control", b"no-store")]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _hand_over(self, piece: bytes, *, more: bool) -> None:
         self.stalled_since = anyio.current_time()
