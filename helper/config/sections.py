@@ -65,7 +65,7 @@ class HelperSection(Section):
         ge=1,
         le=10**9,
         description="Requests that one client may have refused (400, 401, 404 and the like) at once; then it is told "
-        "429 for a while. Good requests cost nothing.",
+        "429 for a while. Good requests cost nothing; a posted share above 16 KiB costs one for each further 16 KiB.",
     )
     refused_per_second: Number = Field(50, ge=0.01, le=10**9, description="How many of them come back each second.")
     trusted_proxies: tuple[NetworkText, ...] = Field(

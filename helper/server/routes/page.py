@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from helper.errors import ConfigError
 from helper.server.openapi import ApiRoute, Operation
@@ -50,7 +50,16 @@ def _content_security_policy(connect_to: Sequence[str]) -> str:
 
 
 class _PageRoute(ApiRoute):
-    """Every path but the API's own: another method of one of these is not the page's either."""
+    """Every path but the API's own: another method of one of these is not the page's either.
+
+    The `Range` header is ignored, as a server may (RFC 9110, section 14.2): the files are small, and Starlette answers
+    an invalid range with an error that is not JSON.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a whole file."""
+        headers = [header for header in scope["headers"] if header[0] != b"range"]
+        await super().handle({**scope, "headers": headers}, receive, send)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether this is the page's to answer."""
@@ -88,6 +97,7 @@ class Page:
     async def _serve(self, request: Request) -> Response:
         path: str = request.path_params["path"]
         answer = await self._file(path, request)
+        answer.headers["Accept-Ranges"] = "none"
         for name, value in _HEADERS.items():
             answer.headers[name] = value
         answer.headers["Content-Security-Policy"] = _content_security_policy(self._connect_to())

@@ -93,6 +93,30 @@ async def test_another_method_of_an_api_path_is_said_to_be_one(http: httpx.Async
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.parametrize("path", ["/assets/app-1a2b.js", "/icon.svg", "/join"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "bytes=0-1",
+        "bytes=9999-",
+        "bytes=5-1",
+        "bytes=-0",
+        "bytes=",
+        "bytes",
+        "lines=1-2",
+        "bytes=0-0,2-3",
+        "bytes=-²",
+        "",
+    ],
+)
+async def test_page_range_header_is_ignored(http: httpx.AsyncClient, path: str, value: str) -> None:
+    whole = await http.get(path)
+    answer = await http.get(path, headers=[(b"range", value.encode())])
+    assert (answer.status_code, answer.content) == (200, whole.content)
+    assert answer.headers["accept-ranges"] == "none"
+    assert "content-range" not in answer.headers
+
+
 async def test_only_reading(http: httpx.AsyncClient) -> None:
     assert (await http.post("/join")).status_code == 405
     assert (await http.head("/join")).status_code == 200
