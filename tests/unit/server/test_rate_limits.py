@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from helper.ingest.payload import MAX_BODY, SMALL_BODY
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter, TokenBuckets, costs
-from helper.store.base import Enqueued
+from helper.store.rows import Enqueued
 from tests.unit.ingest.admission_fixtures import FakeClock, body
 from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets, is_error
 
