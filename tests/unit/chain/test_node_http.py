@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 import httpx
 import pytest
 
-from helper.chain.node_http import SMALL, NodeHttp, Unanswered
+from helper.chain.node_http import LARGE, PIECES_PER_TURN, SMALL, NodeHttp, Unanswered
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Verdict
@@ -114,6 +114,79 @@ async def test_long_and_compressed_answers_are_refused() -> None:
     packed = httpx.MockTransport(lambda _: httpx.Response(200, content=body, headers={"content-encoding": "gzip"}))
     with pytest.raises(ChainAnswerError, match="compressed"):
         await ChainClient("http://node", transport=packed).syncing()
+
+
+class Pieces(httpx.AsyncByteStream):
+    """A body of equal pieces that are all in the receive buffer: none of them waits for the network.
+
+    Attributes:
+        given: pieces that were read.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self._count = count
+        self._piece = b" " * size
+        self.given = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self._count):
+            self.given += 1
+            yield self._piece
+
+
+async def longest_run(body: Pieces, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
+    """The most pieces that were read between two turns of another task."""
+    longest = seen = 0
+
+    async def count_turns() -> None:
+        nonlocal longest, seen
+        while True:
+            longest, seen = max(longest, body.given - seen), body.given
+            await anyio.sleep(0)
+
+    http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
+    async with anyio.create_task_group() as group:
+        group.start_soon(count_turns)
+        await anyio.sleep(0)
+        try:
+            await read(http)
+        finally:
+            longest = max(longest, body.given - seen)
+            group.cancel_scope.cancel()
+    return longest
+
+
+async def get_whole(http: NodeHttp) -> None:
+    await http.get("/rounds")
+
+
+async def stream_whole(http: NodeHttp) -> None:
+    async with http.stream("GET", "/rounds") as answer:
+        async for _ in answer.pieces():
+            pass
+
+
+@pytest.mark.parametrize("read", [get_whole, stream_whole])
+async def test_node_http_yields_to_other_tasks_while_pieces_are_buffered(
+    read: Callable[[NodeHttp], Awaitable[None]],
+) -> None:
+    assert await longest_run(Pieces(2000, 1), read) <= 2 * PIECES_PER_TURN
+
+
+@pytest.mark.parametrize("read", [get_whole, stream_whole])
+async def test_node_http_refuses_answer_in_too_many_small_pieces(
+    read: Callable[[NodeHttp], Awaitable[None]],
+) -> None:
+    body = Pieces(500_000, 1)
+    with pytest.raises(ChainAnswerError, match="too many small pieces"):
+        await read(NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body))))
+    assert body.given < 5000
+
+
+async def test_node_http_takes_many_pieces_of_an_ordinary_size() -> None:
+    body = Pieces(20_000, 400)
+    http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
+    assert len((await http.get("/rounds", limit=LARGE)).body) == 8_000_000
 
 
 def test_names_have_no_credentials() -> None:
