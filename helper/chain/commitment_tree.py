@@ -23,6 +23,7 @@ from helper.chain.block_cadence import ShareArrival, next_observation, proves_ab
 from helper.chain.models import Round, RoundStatus, TreeState
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
+from helper.chain.rest_client import LEAF_WINDOW
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.round_tree import Anchor, RoundTree, first_leaves, grow, load, root_of, save
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
@@ -252,11 +253,17 @@ class CommitmentTreeSync:
         if kept.anchor is not None and state.height <= kept.anchor.height:
             await _compare(kept, kept.anchor, state)
             return
+        head = endpoint.health.head
+        if head is not None and state.height > head.height + LEAF_WINDOW:
+            # Its leaves would be looked for in every block up to that height.
+            raise ChainAnswerError(f"tree: a root at height {state.height}, the newest block is {head.height}")
         if state.size < len(kept.tree):
             _must_lag(endpoint, kept.next_height - 1, f"has {state.size} leaves, not {len(kept.tree)}")
             return
-        blocks = await endpoint.client.leaves(known.round_id, kept.next_height, state.height)
         before = len(kept.tree)
+        # What came from the disk may be wrong: whether the leaves continue it is found out below.
+        most = state.size if kept.restored else state.size - before
+        blocks = await endpoint.client.leaves(known.round_id, kept.next_height, state.height, most=most)
         try:
             await grow(kept.tree, blocks, state)
         except (ChainAnswerError, ProofsError) as error:
@@ -276,7 +283,7 @@ class CommitmentTreeSync:
         damaged.
         """
         tree = CommitmentTree()
-        blocks = await endpoint.client.leaves(known.round_id, known.created_at_height, state.height)
+        blocks = await endpoint.client.leaves(known.round_id, known.created_at_height, state.height, most=state.size)
         try:
             await grow(tree, blocks, state)
         except (ChainAnswerError, ProofsError) as error:

@@ -18,9 +18,18 @@ from helper.errors import ChainAnswerError
 
 UINT64_MAX = 2**64 - 1
 
+_ANY_DENSITY = 1 << 16  # bytes up to which an answer may have values of any size
+_LEAST_VALUE = 6  # mean bytes of a value in a longer answer; nodes' answers have 12 and more
+
 
 def loads(body: bytes, what: str) -> object:
-    """The JSON value of an answer's body, or `ChainAnswerError` saying how the body begins."""
+    """The JSON value of an answer's body, or `ChainAnswerError` saying how the body begins.
+
+    A long body that consists of tiny values (`[[],[],…]`) is refused: as Python objects it would take some 30 times its
+    size.
+    """
+    if len(body) > _ANY_DENSITY and sum(map(body.count, b"{[,")) > len(body) // _LEAST_VALUE:
+        raise ChainAnswerError(f"{what}: the answer has too many values for its {len(body)} bytes")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

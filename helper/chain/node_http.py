@@ -8,19 +8,28 @@ raw and compressed ones are not asked for: the size limit is the number of bytes
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx
 
 from helper.errors import ChainAnswerError, ChainUnavailable, ConfigError
 
+T = TypeVar("T")
+
 SMALL = 1 << 20
 """Size limit of ordinary answers, in bytes."""
+
+PAGE = 8 << 20
+"""Size limit of lists and of pages of leaves or transactions, in bytes."""
+
+BLOCK = 16 << 20
+"""Size limit of a block and of its results, in bytes. A node's JSON has a block twice, in base64."""
 
 LARGE = 64 << 20
 """Size limit of answers that are passed on as they come and never held as a whole, in bytes."""
@@ -35,6 +44,9 @@ LEAST_PIECE = 256
 """Mean size, in bytes, of the pieces of an answer that has more than `FREE_PIECES`. Each piece costs some 20 µs,
 however small it is; honest nodes send pieces of 1,400 bytes and more.
 """
+
+IN_THREAD = 1 << 16
+"""Size, in bytes, above which an answer is parsed in a thread."""
 
 TIMEOUT = 10.0
 """Seconds that a whole call may take unless a client is told otherwise."""
@@ -56,6 +68,13 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
+
+
+class AnswerTooLong(ChainAnswerError):
+    """An answer is longer than the limit of its kind."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the answer is longer than {limit} bytes")
 
 
 class Streamed:
@@ -189,7 +208,7 @@ class NodeHttp:
     async def get(self, path: str, params: dict[str, str] | None = None, *, limit: int = SMALL) -> Answer:
         """GET; asked once more on a new connection when a kept one turns out to be dead.
 
-        Raises `Unanswered`, or `ChainAnswerError` for an answer above `limit` bytes.
+        Raises `Unanswered`, `AnswerTooLong` above `limit` bytes, `ChainAnswerError` for what is read in no other way.
         """
         request = self._kept.request("GET", path, params=params) if params else self._kept.get(path)
         try:
@@ -237,7 +256,7 @@ class NodeHttp:
             if not 200 <= answer.status < 600:
                 raise ChainAnswerError(f"the answer has no valid status (HTTP {answer.status})")
             if answer.length is not None and answer.length > limit:
-                raise ChainAnswerError(f"the answer is longer than {limit} bytes")
+                raise AnswerTooLong(limit)
             yield answer
         finally:
             await response.aclose()
@@ -274,18 +293,26 @@ class NodeHttp:
         return Unanswered(f"connection failed ({type(error).__name__})", sent=True)
 
 
+async def parse_answer(answer: Answer, parse: Callable[[Answer], T]) -> T:
+    """What `parse` makes of an answer; that of a large one is made in a thread."""
+    if len(answer.body) > IN_THREAD:
+        return await anyio.to_thread.run_sync(parse, answer)
+    return parse(answer)
+
+
 async def _pieces(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
     """An answer's body as it comes. What is in the receive buffer comes without a turn of the event loop between two
     pieces, so turns are given here.
 
     Raises:
-        ChainAnswerError: it is longer than `limit` bytes, or in too many small pieces.
+        AnswerTooLong: it is longer than `limit` bytes.
+        ChainAnswerError: it came in too many small pieces.
     """
     size = count = 0
     async for piece in response.aiter_bytes():
         size, count = size + len(piece), count + 1
         if size > limit:
-            raise ChainAnswerError(f"the answer is longer than {limit} bytes")
+            raise AnswerTooLong(limit)
         if count > FREE_PIECES + size // LEAST_PIECE:
             raise ChainAnswerError(f"the answer came in too many small pieces ({count} in {size} bytes)")
         if count % PIECES_PER_TURN == 0:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-import anyio
 import httpx
 
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import (
+    MAX_LEAVES,
     Block,
     BlockHead,
     LeafBlock,
@@ -33,7 +33,18 @@ from helper.chain.models import (
     parse_tree_at,
     parse_tx,
 )
-from helper.chain.node_http import CONNECTIONS, LARGE, SMALL, TIMEOUT, Answer, NodeHttp, Unanswered
+from helper.chain.node_http import (
+    BLOCK,
+    CONNECTIONS,
+    PAGE,
+    SMALL,
+    TIMEOUT,
+    Answer,
+    AnswerTooLong,
+    NodeHttp,
+    Unanswered,
+    parse_answer,
+)
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_listing import ListedRound, Total, parse_listing, parse_totals
 from helper.chain.verdicts import Outcome, Verdict, classify, presentable
@@ -47,7 +58,7 @@ LEAF_WINDOW = 1000
 _VOTE = "/shielded-vote/v1"
 _COSMOS = "/cosmos/base/tendermint/v1beta1"
 _LOWEST = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
-_IN_THREAD = 1 << 18  # answers above this many bytes are parsed off the event loop
+_LEAF_BYTES = 48  # of a leaf in a page of leaves, about
 
 
 class HeightGoneError(ChainAnswerError):
@@ -97,21 +108,24 @@ class ChainClient:
 
     async def rounds(self) -> RoundList:
         """All rounds of the chain."""
-        return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=LARGE)
+        return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=PAGE)
 
     async def round(self, round_id: bytes) -> Round | None:
         """One round; None when the node knows none of this id."""
-        answer = await self._http.get(f"{_VOTE}/round/{round_id.hex()}")
-        if answer.status == 500 and "vote round not found" in _error(answer):
-            return None
-        found = parse_round(_value(answer, "round"))
-        if found.round_id != round_id:
-            raise ChainAnswerError("round: the answer is about another round")
-        return found
+
+        def parse(answer: Answer) -> Round | None:
+            if answer.status == 500 and "vote round not found" in _error(answer):
+                return None
+            found = parse_round(_value(answer, "round"))
+            if found.round_id != round_id:
+                raise ChainAnswerError("round: the answer is about another round")
+            return found
+
+        return await parse_answer(await self._http.get(f"{_VOTE}/round/{round_id.hex()}"), parse)
 
     async def listing(self) -> list[ListedRound]:
         """All rounds, with what people read of them."""
-        return await self._get(f"{_VOTE}/rounds", parse_listing, limit=LARGE)
+        return await self._get(f"{_VOTE}/rounds", parse_listing, limit=PAGE)
 
     async def totals(self, round_id: bytes) -> list[Total]:
         """What a finalised round came to."""
@@ -123,25 +137,49 @@ class ChainClient:
 
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
         """The root that a round's tree had at a height; None when none was stored there."""
-        answer = await self._http.get(f"{_VOTE}/commitment-tree/{round_id.hex()}/{height}")
-        if answer.status == 500 and "no commitment root at height" in _error(answer):
-            return None
-        return parse_tree_at(_value(answer, "tree"), height)
 
-    async def leaves(self, round_id: bytes, from_height: int, to_height: int) -> list[LeafBlock]:
+        def parse(answer: Answer) -> TreeState | None:
+            if answer.status == 500 and "no commitment root at height" in _error(answer):
+                return None
+            return parse_tree_at(_value(answer, "tree"), height)
+
+        answer = await self._http.get(f"{_VOTE}/commitment-tree/{round_id.hex()}/{height}")
+        return await parse_answer(answer, parse)
+
+    async def leaves(
+        self, round_id: bytes, from_height: int, to_height: int, *, most: int = MAX_LEAVES
+    ) -> list[LeafBlock]:
         """All leaves of the heights from `from_height` to `to_height`, both included, whatever the node's
-        page size.
+        page size. Fewer heights are asked for at once where a page would be longer than `PAGE` bytes.
+
+        Args:
+            round_id: the round.
+            from_height: the first height.
+            to_height: the last height.
+            most: how many leaves there can be at most; more are an error.
         """
         blocks: list[LeafBlock] = []
-        start = max(1, from_height)
+        start, window, count = max(1, from_height), LEAF_WINDOW, 0
         while start <= to_height:
-            end = min(start + LEAF_WINDOW, to_height)
-            page = await self._get(
-                f"{_VOTE}/commitment-tree/{round_id.hex()}/leaves",
-                parse_leaves,
-                params={"from_height": str(start), "to_height": str(end)},
-                limit=LARGE,
-            )
+            end = min(start + window, to_height)
+            try:
+                page = await self._get(
+                    f"{_VOTE}/commitment-tree/{round_id.hex()}/leaves",
+                    parse_leaves,
+                    params={"from_height": str(start), "to_height": str(end)},
+                    limit=PAGE,
+                )
+            except AnswerTooLong:
+                if end == start:
+                    raise
+                window = (end - start) // 2
+                continue
+            size = sum(len(block.leaves) for block in page.blocks) // 32
+            count += size
+            if count > most:
+                raise ChainAnswerError(f"leaves: more than {most} came")
+            if size * _LEAF_BYTES < PAGE // 4:
+                window = min(LEAF_WINDOW, 2 * window + 1)
             if any(not start <= block.height <= end for block in page.blocks):
                 raise ChainAnswerError("leaves: a block outside the range that was asked for")
             blocks += page.blocks
@@ -152,7 +190,7 @@ class ChainClient:
 
     async def latest_block(self) -> BlockHead:
         """The newest block's head."""
-        return await self._get(f"{_COSMOS}/blocks/latest", parse_head, limit=LARGE)
+        return await self._get(f"{_COSMOS}/blocks/latest", parse_head, limit=BLOCK)
 
     async def syncing(self) -> bool:
         """Whether the node still catches up with its chain."""
@@ -166,25 +204,29 @@ class ChainClient:
         """A whole block; None when it is still to come. Raises `HeightGoneError` for one that the node no
         longer has.
         """
-        answer = await self._http.get(f"{_COSMOS}/blocks/{height}", limit=LARGE)
-        if answer.status in (400, 404, 500):
-            message = Fields(loads(answer.body, "block"), "block").text("message")
-            if "bigger then the chain length" in message or "bigger than the chain length" in message:
-                return None
-            raise HeightGoneError(f"block: {presentable(message)}")
-        block = parse_block(_value(answer, "block"))
-        if block.head.height != height:
-            raise ChainAnswerError(f"block: height {block.head.height} came for {height}")
-        return block
+
+        def parse(answer: Answer) -> Block | None:
+            if answer.status in (400, 404, 500):
+                message = Fields(loads(answer.body, "block"), "block").text("message")
+                if "bigger then the chain length" in message or "bigger than the chain length" in message:
+                    return None
+                raise HeightGoneError(f"block: {presentable(message)}")
+            block = parse_block(_value(answer, "block"))
+            if block.head.height != height:
+                raise ChainAnswerError(f"block: height {block.head.height} came for {height}")
+            return block
+
+        return await parse_answer(await self._http.get(f"{_COSMOS}/blocks/{height}", limit=BLOCK), parse)
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         """How a transaction ended that is public already; None when the node has it not (yet)."""
-        answer = await self._http.get(f"{_VOTE}/tx/{tx_hash.hex().upper()}")
-        if answer.status == 404:
-            return None
-        if answer.status == 422:
-            return parse_tx(loads(answer.body, "tx"))
-        return parse_tx(_value(answer, "tx"))
+
+        def parse(answer: Answer) -> TxResult | None:
+            if answer.status == 404:
+                return None
+            return parse_tx(loads(answer.body, "tx") if answer.status == 422 else _value(answer, "tx"))
+
+        return await parse_answer(await self._http.get(f"{_VOTE}/tx/{tx_hash.hex().upper()}"), parse)
 
     async def broadcast(self, message: RevealMessage) -> Outcome:
         """Send a reveal. Never raises for the node's or the network's trouble: the outcome says what may
@@ -223,9 +265,7 @@ class ChainClient:
     ) -> T:
         answer = await self._http.get(path, params, limit=limit)
         what = path.rsplit("/", 1)[-1]
-        if len(answer.body) > _IN_THREAD:
-            return await anyio.to_thread.run_sync(lambda: parse(_value(answer, what)))
-        return parse(_value(answer, what))
+        return await parse_answer(answer, lambda answer: parse(_value(answer, what)))
 
 
 def _value(answer: Answer, what: str) -> object:

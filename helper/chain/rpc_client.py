@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-import anyio
 import httpx
 
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import BlockHead, make_head
-from helper.chain.node_http import LARGE, SMALL, TIMEOUT, NodeHttp
+from helper.chain.node_http import BLOCK, PAGE, SMALL, TIMEOUT, Answer, NodeHttp, parse_answer
 from helper.chain.rest_client import HeightGoneError
 from helper.chain.verdicts import presentable
 from helper.errors import ChainAnswerError, ChainUnavailable
 
-PAGE = 100
+TXS = 100
 """Transactions a page of a search."""
 
 _TO_COME = ("less than or equal to the current", "not find results")
 
 Spent = tuple[bytes, bytes]
 """A round's id and a nullifier that counted in it."""
+
+_IndexedTx = tuple[int, Fields, list[Spent]]
+"""A transaction that a search found: its height, its fields, and the shares that it made count."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,62 +71,53 @@ class RpcClient:
 
     async def status(self) -> tuple[BlockHead, bool]:
         """The newest block, and whether the node is still catching up."""
-        result = await self._call("/status", {})
-        sync = result.child("sync_info")
-        head = make_head(
-            result.child("node_info").text("network"),
-            sync.uint("latest_block_height", maximum=2**62),
-            sync.moment("latest_block_time"),
-        )
-        return head, sync.flag("catching_up")
+        return await self._call("/status", {}, _parse_status)
 
     async def block_results(self, height: int) -> BlockResults | None:
         """What a block did; None when it is to come, `HeightGoneError` when the node no longer has it."""
         try:
-            result = await self._call("/block_results", {"height": str(height)}, limit=LARGE)
+            return await self._call(
+                "/block_results", {"height": str(height)}, lambda result: _results_of(result, height), limit=BLOCK
+            )
         except _RefusedError as refusal:
             # The second: the block is stored, its execution is not finished yet (or its results were pruned).
             if any(piece in refusal.data for piece in ("less than or equal to the current", "not find results")):
                 return None
             raise HeightGoneError(f"block_results: {refusal.data}") from None
-        if result.uint("height") != height:
-            raise ChainAnswerError(f"block_results: height {result.uint('height')} came for {height}")
-        return await anyio.to_thread.run_sync(parse_block_results, result, height)
 
     async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         """(height, nullifier) of every share of a round that counted in the blocks `first` to `last`, oldest first."""
         return [
-            (tx.uint("height"), nullifier)
-            async for tx in self._reveals_of(round_id, f" AND tx.height>={first} AND tx.height<={last}")
-            for round_, nullifier in _reveals(tx.child("tx_result"))
-            if round_ == round_id and first <= tx.uint("height") <= last
+            (height, nullifier)
+            async for height, _, reveals in self._reveals_of(round_id, f" AND tx.height>={first} AND tx.height<={last}")
+            for round_, nullifier in reveals
+            if round_ == round_id and first <= height <= last
         ]
 
     async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[int, bytes]]:
         """(height, transaction) of every share of a round that counted, oldest first, page by page."""
-        async for tx in self._reveals_of(round_id):
-            if any(round_ == round_id for round_, _ in _reveals(tx.child("tx_result"))):
-                yield tx.uint("height"), tx.decode("tx", tx.text("tx"), None)
+        async for height, tx, reveals in self._reveals_of(round_id):
+            if any(round_ == round_id for round_, _ in reveals):
+                yield height, tx.decode("tx", tx.text("tx"), None)
 
-    async def _reveals_of(self, round_id: bytes, condition: str = "") -> AsyncIterator[Fields]:
+    async def _reveals_of(self, round_id: bytes, condition: str = "") -> AsyncIterator[_IndexedTx]:
         """The transactions that the node's index has for a round, and for a further condition in its query language."""
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'{condition}\""
         seen, page, total = 0, 1, 1
         while seen < total:
             try:
-                result = await self._call(
+                txs, total = await self._call(
                     "/tx_search",
-                    {"query": query, "per_page": str(PAGE), "page": str(page), "order_by": '"asc"'},
-                    limit=LARGE,
+                    {"query": query, "per_page": str(TXS), "page": str(page), "order_by": '"asc"'},
+                    _parse_search,
+                    limit=PAGE,
                 )
             except _RefusedError as refusal:
                 if page > 1 and "page should be within" in refusal.data:
                     return
                 raise
-            txs = result.children("txs")
             for tx in txs:
                 yield tx
-            total = result.uint("total_count")
             seen, page = seen + len(txs), page + 1
             if not txs:
                 return
@@ -129,26 +125,17 @@ class RpcClient:
     async def spent(self, round_id: bytes, nullifier: bytes) -> bool:
         """Whether a nullifier is spent. Only for what is public already, or to a node of one's own."""
         key = b"\x01\x02" + round_id + nullifier
-        result = await self._call("/abci_query", {"path": '"/store/vote/key"', "data": f"0x{key.hex()}"})
-        response = result.child("response")
+        query = {"path": '"/store/vote/key"', "data": f"0x{key.hex()}"}
+        response = await self._call("/abci_query", query, lambda result: result.child("response"))
         if response.uint("code"):
             raise ChainAnswerError(f"abci_query: code {response.uint('code')}")
         if not response.has("value"):
             return False
         return response.decode("value", response.text("value"), None) == b"\x01"
 
-    async def _call(self, path: str, params: dict[str, str], *, limit: int = SMALL) -> Fields:
+    async def _call(self, path: str, params: dict[str, str], parse: Callable[[Fields], T], *, limit: int = SMALL) -> T:
         answer = await self._http.get(path, params, limit=limit)
-        what = path[1:]
-        if answer.status in (502, 503, 504, 429):
-            raise ChainUnavailable(f"{what}: HTTP {answer.status}")
-        fields = Fields(loads(answer.body, what), what)
-        if fields.has("error"):
-            error = fields.child("error")
-            raise _RefusedError(what, presentable(error.text("data") or error.text("message")))
-        if answer.status != 200:
-            raise ChainAnswerError(f"{what}: HTTP {answer.status}")
-        return fields.child("result")
+        return await parse_answer(answer, lambda answer: parse(_result(answer, path[1:])))
 
 
 class _RefusedError(ChainAnswerError):
@@ -157,6 +144,43 @@ class _RefusedError(ChainAnswerError):
     def __init__(self, what: str, data: str) -> None:
         super().__init__(f"{what}: {data}")
         self.data = data
+
+
+def _result(answer: Answer, what: str) -> Fields:
+    """The result in an answer; anything else is an error that repeats the node's words."""
+    if answer.status in (502, 503, 504, 429):
+        raise ChainUnavailable(f"{what}: HTTP {answer.status}")
+    fields = Fields(loads(answer.body, what), what)
+    if fields.has("error"):
+        error = fields.child("error")
+        raise _RefusedError(what, presentable(error.text("data") or error.text("message")))
+    if answer.status != 200:
+        raise ChainAnswerError(f"{what}: HTTP {answer.status}")
+    return fields.child("result")
+
+
+def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
+    sync = result.child("sync_info")
+    head = make_head(
+        result.child("node_info").text("network"),
+        sync.uint("latest_block_height", maximum=2**62),
+        sync.moment("latest_block_time"),
+    )
+    return head, sync.flag("catching_up")
+
+
+def _results_of(result: Fields, height: int) -> BlockResults:
+    if result.uint("height") != height:
+        raise ChainAnswerError(f"block_results: height {result.uint('height')} came for {height}")
+    return parse_block_results(result, height)
+
+
+def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
+    """A page of a search, and how many transactions all pages have."""
+    txs = result.children("txs")
+    if len(txs) > TXS:
+        raise ChainAnswerError(f"tx_search: {len(txs)} transactions came on a page of {TXS}")
+    return [(tx.uint("height"), tx, _reveals(tx.child("tx_result"))) for tx in txs], result.uint("total_count")
 
 
 def parse_block_results(result: Fields, height: int) -> BlockResults:

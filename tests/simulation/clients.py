@@ -8,7 +8,17 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar, cast
 
-from helper.chain.models import Block, BlockHead, LeafBlock, NodeInfo, RoundList, RoundStatus, TreeState, TxResult
+from helper.chain.models import (
+    MAX_LEAVES,
+    Block,
+    BlockHead,
+    LeafBlock,
+    NodeInfo,
+    RoundList,
+    RoundStatus,
+    TreeState,
+    TxResult,
+)
 from helper.chain.node import Node
 from helper.chain.node_http import SLOW, Answer, NodeHttp
 from helper.chain.rest_client import ChainClient, HeightGoneError
@@ -116,7 +126,9 @@ class SimClient(ChainClient):
             return replace(state, root=sha256(state.root).digest())
         return state
 
-    async def leaves(self, round_id: bytes, from_height: int, to_height: int) -> list[LeafBlock]:
+    async def leaves(
+        self, round_id: bytes, from_height: int, to_height: int, *, most: int = MAX_LEAVES
+    ) -> list[LeafBlock]:
         node = await self._reach()
         if not node.knows(round_id):
             return []

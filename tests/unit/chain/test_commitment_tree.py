@@ -213,6 +213,17 @@ async def test_a_tree_that_one_node_contradicts_is_of_use_while_another_shows_it
         assert setting.trees.contradicted(ROUND_ID) is None
 
 
+async def test_tree_sync_refuses_a_root_far_above_the_newest_block() -> None:
+    setting, chain = Setting("liar", "honest"), Chain()
+    chain.append(60, 1, 2)
+    chain.show(*setting.nodes)
+    await setting.start()
+    setting.nodes[0].tree = setting.nodes[0].tree | {"height": 2**40}
+    await setting.trees.sync(100)
+    assert setting.trees.anchor(ROUND_ID) == Anchor(60, 2, chain.tree.root())
+    assert not any("/leaves" in path for path in setting.nodes[0].asked)
+
+
 async def test_another_trees_root_at_a_known_height() -> None:
     setting, chain, other = Setting("a", "b"), Chain(), Chain()
     chain.append(60, 1, 2)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from helper.chain.json_fields import loads
 from helper.chain.models import (
     UnknownStatus,
     parse_head,
@@ -41,7 +45,10 @@ def node(status: int, body: bytes) -> ChainClient:
         (b'{"rounds":{}}', "a list was expected, not an object"),
         (b'{"rounds":[7]}', "an object was expected, not a number"),
         (b'{"rounds":"\xff\xfe"}', "no valid JSON"),
-        (b"[" * 100_000, "no valid JSON"),
+        (b"[" * 50_000, "no valid JSON"),
+        (b"[" * 100_000, "too many values"),
+        (b'{"rounds":[' + b"{}," * 100_000 + b"{}]}", "too many values"),
+        (b'{"rounds":[' + b'"",' * 100_000 + b'""]}', "too many values"),
     ],
 )
 async def test_no_rounds(body: bytes, problem: str) -> None:
@@ -164,6 +171,116 @@ async def test_leaves_follow_the_cursor_and_the_windows() -> None:
 async def test_leaves_that_would_never_end_or_are_not_asked_for(page: dict[str, Any], problem: str) -> None:
     with pytest.raises(ChainAnswerError, match=problem):
         await node(200, json.dumps(page).encode()).leaves(ROUND_ID, 10, 99)
+
+
+class BlocksOfLeaves:
+    """A node with the same number of leaves in each block; it notes the heights that it was asked for."""
+
+    def __init__(self, leaves: int) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self._leaves = [b64encode(bytes(32)).decode()] * leaves
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        first, last = int(request.url.params["from_height"]), int(request.url.params["to_height"])
+        self.asked.append((first, last))
+        blocks = [{"height": h, "start_index": 0, "leaves": self._leaves} for h in range(first, last + 1)]
+        return answer(200, {"blocks": blocks})
+
+    def client(self) -> ChainClient:
+        return ChainClient("http://node", transport=httpx.MockTransport(self))
+
+
+async def test_leaves_asks_for_fewer_heights_when_a_page_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.chain.rest_client.PAGE", 50_000)
+    node = BlocksOfLeaves(leaves=100)  # some 5,000 bytes a block
+    blocks = await node.client().leaves(ROUND_ID, 1, 40)
+    assert [block.height for block in blocks] == list(range(1, 41))
+    assert node.asked[:3] == [(1, 40), (1, 20), (1, 10)]
+    assert len(node.asked) < 20
+
+
+async def test_leaves_refuses_a_block_that_is_too_long_for_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.chain.rest_client.PAGE", 4_000)
+    node = BlocksOfLeaves(leaves=100)
+    with pytest.raises(ChainAnswerError, match="longer than 4000 bytes"):
+        await node.client().leaves(ROUND_ID, 1, 4)
+    assert node.asked == [(1, 4), (1, 2), (1, 1)]
+
+
+async def test_leaves_stops_when_more_come_than_the_tree_has() -> None:
+    node = BlocksOfLeaves(leaves=1)
+    with pytest.raises(ChainAnswerError, match="more than 1500 came"):
+        await node.client().leaves(ROUND_ID, 1, 2**40, most=1500)
+    assert len(node.asked) == 2
+
+
+class EndlessBody(httpx.AsyncByteStream):
+    """A body that does not end by itself.
+
+    Attributes:
+        given: bytes that were read.
+    """
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            self.given += 1 << 16
+            yield bytes(1 << 16)
+
+
+MIB = 1 << 20
+LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object]]]] = {
+    "rounds": (8 * MIB, lambda rest, _: rest.rounds()),
+    "listing": (8 * MIB, lambda rest, _: rest.listing()),
+    "round": (MIB, lambda rest, _: rest.round(ROUND_ID)),
+    "tree": (MIB, lambda rest, _: rest.tree_latest(ROUND_ID)),
+    "leaves": (8 * MIB, lambda rest, _: rest.leaves(ROUND_ID, 1, 1)),
+    "block": (16 * MIB, lambda rest, _: rest.block(5)),
+    "latest block": (16 * MIB, lambda rest, _: rest.latest_block()),
+    "tx": (MIB, lambda rest, _: rest.tx(bytes(32))),
+    "status": (MIB, lambda _, rpc: rpc.status()),
+    "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
+    "search": (8 * MIB, lambda _, rpc: rpc.tx_search_reveals(ROUND_ID, 1, 9)),
+    "spent": (MIB, lambda _, rpc: rpc.spent(ROUND_ID, bytes(32))),
+}
+
+
+@pytest.mark.parametrize("question", LIMITS)
+async def test_node_answer_is_read_up_to_the_limit_of_its_question(question: str) -> None:
+    limit, ask = LIMITS[question]
+    body = EndlessBody()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
+    with pytest.raises(ChainAnswerError, match=f"longer than {limit} bytes"):
+        await ask(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
+    assert body.given <= limit + (1 << 16)
+
+
+@pytest.mark.parametrize("question", LIMITS)
+async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ask = LIMITS[question]
+    threads: list[int] = []
+
+    def record(body: bytes, what: str) -> object:
+        threads.append(threading.get_ident())
+        return loads(body, what)
+
+    for module in ("rest_client", "rpc_client"):
+        monkeypatch.setattr(f"helper.chain.{module}.loads", record)
+    body = b'{"filler":"' + b"x" * 300_000 + b'"}'
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    with contextlib.suppress(ChainAnswerError):
+        await ask(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_search_refuses_more_transactions_than_a_page_has() -> None:
+    page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
+    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(200, page)))
+    with pytest.raises(ChainAnswerError, match="101 transactions came on a page of 100"):
+        await rpc.tx_search_reveals(ROUND_ID, 1, 9)
 
 
 async def test_a_round_of_another_id_is_refused() -> None:
