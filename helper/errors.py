@@ -25,7 +25,8 @@
     │   └── DaemonSilent        it does not answer at all
     ├── ChainError              a node did not do what was asked
     │   ├── ChainUnavailable    no node could be asked
-    │   ├── ChainAnswerError    a node answered something that is not an answer
+    │   ├── ChainAnswerError    a node answered what cannot be
+    │   │   └── InvalidAnswer   it is an HTTP error, or cannot be read
     │   └── WrongChain          a node of another chain
     ├── ProverError             a proof was not made
     │   ├── ProverTimeout       it took too long; the worker was killed
@@ -219,7 +220,14 @@ class ChainUnavailable(ChainError):
 
 
 class ChainAnswerError(ChainError):
-    """A node answered something that cannot be an answer (HTML, half a JSON, a wrong type or length)."""
+    """A node answered what cannot be: see `InvalidAnswer`, or what contradicts itself or other answers."""
+
+
+class InvalidAnswer(ChainAnswerError):
+    """The answer to a single question is an HTTP error or cannot be read (HTML, half a JSON, a wrong type or length).
+
+    It says nothing against the node's answers to other questions.
+    """
 
 
 class WrongChain(ChainError):

@@ -23,6 +23,10 @@ from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
 
 UNWRITABLE = "the queue cannot be written"
 CLOCKS_APART = "this machine's clock and the chain's are too far apart"
+PAUSE_GRACE = 30.0
+"""Seconds for which dispatch may be paused before the service is not ready: a node that is restarted, or one that rests
+after an error, pauses it for less.
+"""
 UNREAD = "the blocks since the last stop are not read yet"
 
 
@@ -100,6 +104,7 @@ class ServiceHealth:
         self._role = role
         self._among = among
         self.revealing = False
+        self._paused_since: float | None = None  # monotonic
 
     @property
     def ready(self) -> bool:
@@ -143,6 +148,7 @@ class ServiceHealth:
         if self._role.works:
             found.append(Check("provers", None if self._prover.ready else "no prover is ready"))
             found.append(Check("queue", None if self.revealing else "starting: the queue is not worked yet"))
+            found.append(Check("dispatch", self._long_pause()))
         return found
 
     def _off(self) -> str | None:
@@ -190,6 +196,20 @@ class ServiceHealth:
 
     def gate(self) -> DispatchGate:
         """What may be dispatched now."""
+        gate = self._gate()
+        if gate.paused is None:
+            self._paused_since = None
+        elif self._paused_since is None:
+            self._paused_since = self._clock.monotonic()
+        return gate
+
+    def _long_pause(self) -> str | None:
+        """Why dispatch has been paused for longer than `PAUSE_GRACE`, or None."""
+        reason = self.gate().paused
+        since = self._clock.monotonic() if self._paused_since is None else self._paused_since
+        return reason if self._clock.monotonic() - since >= PAUSE_GRACE else None
+
+    def _gate(self) -> DispatchGate:
         if (unwritable := self._unwritable()) is not None:
             return DispatchGate(frozenset(), 0.0, unwritable)  # the proof could not be stored, and would be made again
         if self._endpoints.clock_suspect or self._off() is not None:

@@ -26,7 +26,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import LEAF_WINDOW
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.round_tree import Anchor, RoundTree, first_leaves, grow, load, root_of, save
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.errors import ChainAnswerError, ChainError, ChainUnavailable, InvalidAnswer
 from helper.store.store import Store
 from proofs import CommitmentTree, ProofsError
 
@@ -172,11 +172,14 @@ class CommitmentTreeSync:
         self._begun += 1
         begun = self._begun
         self._forget_purged()
-        followed, problems = 0, []
-        # Those that failed last go last: their node then rests, which must not keep others from being asked.
+        followed = 0
+        problems: list[Exception] = []
+        # Those that failed last go last: a node may give no answer to them and rest, and others need it.
         for known in sorted(self._rounds.active(), key=lambda known: known.round_id in self._trouble):
-            if followed and self._rests(known.round_id):
-                continue  # asking would rest the node that the others need
+            trouble = self._trouble.get(known.round_id)
+            if trouble is not None and self._endpoints.clock.monotonic() < trouble.retry_at:
+                problems.append(ChainUnavailable(trouble.reason))
+                continue
             try:
                 await self._sync_one(known, head)
             except Exception as error:  # of whatever kind: other rounds go on
@@ -200,10 +203,6 @@ class CommitmentTreeSync:
             del self._kept[round_id]
             self._trouble.pop(round_id, None)
             self._contradicted.pop(round_id, None)
-
-    def _rests(self, round_id: bytes) -> bool:
-        trouble = self._trouble.get(round_id)
-        return trouble is not None and self._endpoints.clock.monotonic() < trouble.retry_at
 
     async def _sync_one(self, known: Round, head: int) -> None:
         """One round's tree; what goes wrong is noted, told once, and raised."""
@@ -235,6 +234,8 @@ class CommitmentTreeSync:
         head, began = endpoint.health.head, self._endpoints.clock.monotonic()
         try:
             await self._follow(known, endpoint)
+        except InvalidAnswer:
+            raise  # it shows no tree
         except ChainAnswerError:
             self._contradicted[known.round_id] += 1
             raise

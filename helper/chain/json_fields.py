@@ -1,7 +1,7 @@
 """Reading a node's JSON with suspicion: every value is checked for its type, range and length.
 
 A node may answer anything: HTML of a proxy, half a JSON, another program's JSON. Each reader either returns
-a value of the promised type or raises `ChainAnswerError` naming the field and what was wrong with it. Go
+a value of the promised type or raises `InvalidAnswer` naming the field and what was wrong with it. Go
 leaves zero values out, so an absent number is 0, an absent list is empty and an absent string is "".
 """
 
@@ -14,7 +14,7 @@ from datetime import datetime
 import orjson
 
 from helper.core.text import clean_text
-from helper.errors import ChainAnswerError
+from helper.errors import InvalidAnswer
 
 UINT64_MAX = 2**64 - 1
 
@@ -23,18 +23,18 @@ _LEAST_VALUE = 6  # mean bytes of a value in a longer answer; nodes' answers hav
 
 
 def loads(body: bytes, what: str) -> object:
-    """The JSON value of an answer's body, or `ChainAnswerError` saying how the body begins.
+    """The JSON value of an answer's body, or `InvalidAnswer` saying how the body begins.
 
     A long body that consists of tiny values (`[[],[],…]`) is refused: as Python objects it would take some 30 times its
     size.
     """
     if len(body) > _ANY_DENSITY and sum(map(body.count, b"{[,")) > len(body) // _LEAST_VALUE:
-        raise ChainAnswerError(f"{what}: the answer has too many values for its {len(body)} bytes")
+        raise InvalidAnswer(f"{what}: the answer has too many values for its {len(body)} bytes")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         kind = "HTML" if body.lstrip()[:1] == b"<" else "nothing" if not body.strip() else "no valid JSON"
-        raise ChainAnswerError(f"{what}: the answer is {kind}") from None
+        raise InvalidAnswer(f"{what}: the answer is {kind}") from None
 
 
 class Fields:
@@ -46,7 +46,7 @@ class Fields:
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
-            raise ChainAnswerError(f"{where}: an object was expected, not {_kind(value)}")
+            raise InvalidAnswer(f"{where}: an object was expected, not {_kind(value)}")
         self._value = value
         self.where = where
 
@@ -139,9 +139,9 @@ class Fields:
             raise self.bad(name, f"{length} bytes were expected, not {len(raw)}")
         return raw
 
-    def bad(self, name: str, problem: str) -> ChainAnswerError:
+    def bad(self, name: str, problem: str) -> InvalidAnswer:
         """The error that names a field of this object."""
-        return ChainAnswerError(f"{self.where}.{name}: {problem}")
+        return InvalidAnswer(f"{self.where}.{name}: {problem}")
 
 
 def _kind(value: object) -> str:

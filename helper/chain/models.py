@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from helper.chain.json_fields import Fields
-from helper.errors import ChainAnswerError
+from helper.errors import ChainAnswerError, InvalidAnswer
 
 MAX_LEAVES = 2**24
 
@@ -267,9 +267,9 @@ def make_head(chain_id: str, height: int, time: float) -> BlockHead:
     """A head whose parts are there, or `ChainAnswerError`."""
     # `Fields.text` has replaced control characters by spaces, and no chain id contains one.
     if not chain_id or len(chain_id) > 128 or " " in chain_id or not chain_id.isprintable():
-        raise ChainAnswerError("answer: the block names no chain")
+        raise InvalidAnswer("answer: the block names no chain")
     if height < 1:
-        raise ChainAnswerError("answer: the block has no height")
+        raise InvalidAnswer("answer: the block has no height")
     return BlockHead(chain_id, height, time)
 
 

@@ -18,7 +18,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from helper.errors import ChainAnswerError, ChainUnavailable, ConfigError
+from helper.errors import ChainUnavailable, ConfigError, InvalidAnswer
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class AnswerTooLong(ChainAnswerError):
+class AnswerTooLong(InvalidAnswer):
     """An answer is longer than the limit of its kind."""
 
     def __init__(self, limit: int) -> None:
@@ -250,11 +250,11 @@ class NodeHttp:
         try:
             answer = Streamed(response, limit)
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ChainAnswerError("the answer is compressed though that was not asked for")
+                raise InvalidAnswer("the answer is compressed though that was not asked for")
             if 300 <= answer.status < 400:
-                raise ChainAnswerError(f"the answer points elsewhere (HTTP {answer.status})")
+                raise InvalidAnswer(f"the answer points elsewhere (HTTP {answer.status})")
             if not 200 <= answer.status < 600:
-                raise ChainAnswerError(f"the answer has no valid status (HTTP {answer.status})")
+                raise InvalidAnswer(f"the answer has no valid status (HTTP {answer.status})")
             if answer.length is not None and answer.length > limit:
                 raise AnswerTooLong(limit)
             yield answer
@@ -277,7 +277,7 @@ class NodeHttp:
         response = await way.send(request)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ChainAnswerError("the answer is compressed though that was not asked for")
+                raise InvalidAnswer("the answer is compressed though that was not asked for")
             body = bytearray()
             async for piece in _pieces(response, limit):
                 body += piece
@@ -314,7 +314,7 @@ async def _pieces(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
         if size > limit:
             raise AnswerTooLong(limit)
         if count > FREE_PIECES + size // LEAST_PIECE:
-            raise ChainAnswerError(f"the answer came in too many small pieces ({count} in {size} bytes)")
+            raise InvalidAnswer(f"the answer came in too many small pieces ({count} in {size} bytes)")
         if count % PIECES_PER_TURN == 0:
             await anyio.lowlevel.checkpoint()
         yield piece

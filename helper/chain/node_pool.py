@@ -1,8 +1,11 @@
 """Several nodes as one: who is fresh, who is asked, who rests, and why.
 
 A node is *fresh* when it serves our chain, is not syncing, and its newest block's time is close to our
-clock. Fresh nodes are asked in the operator's order; one that fails rests for a while, so that it delays
-others only once. Each change of a node's state is one log line that names it and the reason.
+clock. Fresh nodes are asked in the operator's order; one that gives no answer rests for a while, so that it delays
+others only once, and so does one that contradicts itself or other nodes. After an error or an unreadable answer to a
+single question, only that question goes on to the next node: the node's blocks and its mempool may be as good as
+before. Each change of a node's state, and each kind of invalid answer, is one log line that names the node and the
+reason.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import structlog
 
 from helper.chain.models import BlockHead
 from helper.chain.node import Health, Limits, Node
-from helper.chain.node_http import TIMEOUT
+from helper.chain.node_http import TIMEOUT, Unanswered
 from helper.chain.rest_client import ChainClient, HeightGoneError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
-from helper.errors import ChainError, ChainUnavailable, ConfigError
+from helper.core.recent import RecentKeys
+from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidAnswer
 
 __all__ = ["Node", "NodePool", "create_nodes"]
 
@@ -33,6 +37,7 @@ EVER = 2**62
 """A height above all blocks."""
 
 _HEADS_KEPT = 256
+_FAULT_SECONDS = 60.0  # an invalid answer is logged again if there was none to that question for this long
 
 
 def create_nodes(
@@ -81,6 +86,7 @@ class NodePool:
         self._subscribers: list[Callable[[], None]] = []
         self._listeners: list[Callable[[BlockHead | None], None]] = []
         self._times: OrderedDict[int, float] = OrderedDict()
+        self._faults = RecentKeys(_FAULT_SECONDS)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -258,7 +264,7 @@ class NodePool:
         """Ask the fresh endpoints in order until an answer is enough; all answers, that one last. Those that
         have shown `min_height` are asked before those that have not.
 
-        A `ChainError` rests the endpoint and the next one is asked; `ChainUnavailable` when none answered.
+        After a `ChainError` the next one is asked (see `failed`); `ChainUnavailable` when none answered.
         """
         answers, problems = [], []
         for endpoint in sorted(self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height):
@@ -281,9 +287,21 @@ class NodePool:
         raise ChainUnavailable("no endpoint could be asked (" + "; ".join(problems) + ")")
 
     def failed(self, endpoint: Node, error: ChainError, *, rpc: bool = False) -> None:
-        """Rest an endpoint (or its RPC) for an error; `HeightGoneError` is no fault and rests nobody."""
-        if not isinstance(error, HeightGoneError):
+        """Take in what an endpoint (or its RPC) failed with.
+
+        No answer, or a contradiction, rests it. An HTTP error or an `InvalidAnswer` does not, as other questions may be
+        answered well; it is logged, and not again while it repeats. `HeightGoneError` is no fault.
+        """
+        if isinstance(error, HeightGoneError):
+            return
+        is_answer = isinstance(error, (InvalidAnswer, ChainUnavailable)) and not isinstance(error, Unanswered)
+        if not is_answer:
             self.rest(endpoint, str(error), rpc=rpc)
+            return
+        name = endpoint.rpc.name if rpc and endpoint.rpc is not None else endpoint.name
+        question = str(error).partition(":")[0]  # our own text; what follows may be the node's
+        if self._faults.note((name, question), self.clock.monotonic()):
+            self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
 
     def rest(self, endpoint: Node, reason: str, *, rpc: bool = False) -> None:
         """Ask an endpoint (or its RPC) nothing for 1 s, and twice as long after each failure in a row, up

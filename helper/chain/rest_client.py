@@ -48,7 +48,7 @@ from helper.chain.node_http import (
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_listing import ListedRound, Total, parse_listing, parse_totals
 from helper.chain.verdicts import Outcome, Verdict, classify, presentable
-from helper.errors import ChainAnswerError, ChainUnavailable
+from helper.errors import ChainAnswerError, ChainUnavailable, InvalidAnswer
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class ChainClient:
                 return None
             found = parse_round(_value(answer, "round"))
             if found.round_id != round_id:
-                raise ChainAnswerError("round: the answer is about another round")
+                raise InvalidAnswer("round: the answer is about another round")
             return found
 
         return await parse_answer(await self._http.get(f"{_VOTE}/round/{round_id.hex()}"), parse)
@@ -181,10 +181,10 @@ class ChainClient:
             if size * _LEAF_BYTES < PAGE // 4:
                 window = min(LEAF_WINDOW, 2 * window + 1)
             if any(not start <= block.height <= end for block in page.blocks):
-                raise ChainAnswerError("leaves: a block outside the range that was asked for")
+                raise InvalidAnswer("leaves: a block outside the range that was asked for")
             blocks += page.blocks
             if page.next_from_height is not None and page.next_from_height <= start:
-                raise ChainAnswerError("leaves: next_from_height does not go forward")
+                raise InvalidAnswer("leaves: next_from_height does not go forward")
             start = min(page.next_from_height or end + 1, end + 1)
         return blocks
 
@@ -213,7 +213,7 @@ class ChainClient:
                 raise HeightGoneError(f"block: {presentable(message)}")
             block = parse_block(_value(answer, "block"))
             if block.head.height != height:
-                raise ChainAnswerError(f"block: height {block.head.height} came for {height}")
+                raise InvalidAnswer(f"block: height {block.head.height} came for {height}")
             return block
 
         return await parse_answer(await self._http.get(f"{_COSMOS}/blocks/{height}", limit=BLOCK), parse)
@@ -252,7 +252,7 @@ class ChainClient:
         if answer.status == 404:
             if Fields(loads(answer.body, "validator"), "validator").uint("code") == 5:
                 return None
-            raise ChainAnswerError("validator: HTTP 404")
+            raise InvalidAnswer("validator: HTTP 404")
         return Fields(_value(answer, "validator"), "validator").child("validator").text("status")
 
     async def _get(
@@ -273,7 +273,7 @@ def _value(answer: Answer, what: str) -> object:
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
     if answer.status != 200:
-        raise ChainAnswerError(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
+        raise InvalidAnswer(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
     return loads(answer.body, what)
 
 

@@ -13,7 +13,7 @@ from helper.chain.models import BlockHead, make_head
 from helper.chain.node_http import BLOCK, PAGE, SMALL, TIMEOUT, Answer, NodeHttp, parse_answer
 from helper.chain.rest_client import HeightGoneError
 from helper.chain.verdicts import presentable
-from helper.errors import ChainAnswerError, ChainUnavailable
+from helper.errors import ChainUnavailable, InvalidAnswer
 
 TXS = 100
 """Transactions a page of a search."""
@@ -128,7 +128,7 @@ class RpcClient:
         query = {"path": '"/store/vote/key"', "data": f"0x{key.hex()}"}
         response = await self._call("/abci_query", query, lambda result: result.child("response"))
         if response.uint("code"):
-            raise ChainAnswerError(f"abci_query: code {response.uint('code')}")
+            raise InvalidAnswer(f"abci_query: code {response.uint('code')}")
         if not response.has("value"):
             return False
         return response.decode("value", response.text("value"), None) == b"\x01"
@@ -138,7 +138,7 @@ class RpcClient:
         return await parse_answer(answer, lambda answer: parse(_result(answer, path[1:])))
 
 
-class _RefusedError(ChainAnswerError):
+class _RefusedError(InvalidAnswer):
     """The RPC's own error answer."""
 
     def __init__(self, what: str, data: str) -> None:
@@ -155,7 +155,7 @@ def _result(answer: Answer, what: str) -> Fields:
         error = fields.child("error")
         raise _RefusedError(what, presentable(error.text("data") or error.text("message")))
     if answer.status != 200:
-        raise ChainAnswerError(f"{what}: HTTP {answer.status}")
+        raise InvalidAnswer(f"{what}: HTTP {answer.status}")
     return fields.child("result")
 
 
@@ -171,7 +171,7 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
 
 def _results_of(result: Fields, height: int) -> BlockResults:
     if result.uint("height") != height:
-        raise ChainAnswerError(f"block_results: height {result.uint('height')} came for {height}")
+        raise InvalidAnswer(f"block_results: height {result.uint('height')} came for {height}")
     return parse_block_results(result, height)
 
 
@@ -179,7 +179,7 @@ def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
     """A page of a search, and how many transactions all pages have."""
     txs = result.children("txs")
     if len(txs) > TXS:
-        raise ChainAnswerError(f"tx_search: {len(txs)} transactions came on a page of {TXS}")
+        raise InvalidAnswer(f"tx_search: {len(txs)} transactions came on a page of {TXS}")
     return [(tx.uint("height"), tx, _reveals(tx.child("tx_result"))) for tx in txs], result.uint("total_count")
 
 

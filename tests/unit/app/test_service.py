@@ -118,6 +118,43 @@ async def test_the_status_is_only_ok_where_a_share_would_be_taken(
     assert not house.service.vitals.ready
 
 
+async def test_readiness_fails_while_dispatch_is_paused_for_long(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    vitals = house.service.vitals
+    monkeypatch.setattr(type(house.service.listener), "arrived", property(lambda _: True))
+
+    def dispatch() -> str | None:
+        return {check.name: check.problem for check in vitals.checks()}["dispatch"]
+
+    await house.poll()
+    assert (vitals.gate().paused, dispatch()) == (None, None)
+    del house.network.nodes["node"]
+    await house.poll()
+    assert vitals.gate().paused == "no node is in step with the chain"
+    await house.poll(29)
+    assert dispatch() is None, "a node that is restarted"
+    await house.poll(1)
+    assert dispatch() == "no node is in step with the chain"
+    assert vitals.intake_paused() is None, "shares are still taken"
+    house.network.nodes["node"] = house.node
+    await house.poll()
+    assert dispatch() is None
+    del house.network.nodes["node"]
+    await house.poll(29)
+    assert dispatch() is None, "the pause before it is over"
+
+
+async def test_one_failing_route_of_the_only_node_pauses_no_dispatch(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(house.service.listener), "arrived", property(lambda _: True))
+    await house.poll()
+    house.node.faults["/rounds"] = lambda _: httpx.Response(500)
+    for _ in range(60):
+        house.node.height += 1
+        await house.poll()
+        assert house.service.vitals.gate().paused is None
+
+
 async def test_any_error_of_a_look_at_sent_reveals_is_outlived(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: asyncio.Queue[int] = asyncio.Queue()
 

@@ -409,24 +409,39 @@ async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
     broken(setting.nodes[0])
     await setting.start()
     assert [known.round_id for known in setting.rounds.active()] == [OTHER, ROUND_ID]
-    with capture_logs() as logs, pytest.raises(ChainUnavailable):
+    with capture_logs() as logs:
         await setting.trees.sync(100)
     assert [log["round"] for log in logs if log["event"] == "tree not followed"] == [OTHER.hex()[:8]]
-    setting.clock.advance(1)
-    await setting.trees.sync(100)
-    assert setting.trees.size(ROUND_ID) == 3, "the broken one went last"
+    assert setting.rested() == []
+    assert setting.trees.size(ROUND_ID) == 3
     assert not setting.trees.lacks(OTHER, ShareArrival(0.0, 0, 0.0))
     before = len(setting.nodes[0].asked)
-    setting.clock.advance(1)
     await setting.trees.sync(100)
     asked = setting.nodes[0].asked[before:]
-    assert not any(OTHER.hex() in path for path in asked), "it is left alone for a while, or it would rest the node"
+    assert not any(OTHER.hex() in path for path in asked), "its next attempt waits"
     path = f"/commitment-tree/{OTHER.hex()}/"
     setting.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
     setting.clock.advance(2)
     with capture_logs() as logs:
         await setting.trees.sync(100)
     assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree is followed again"]
+
+
+async def test_tree_sync_asks_less_often_while_no_tree_can_be_followed() -> None:
+    setting = Setting()
+    await setting.start()
+    setting.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(500)
+    for _ in range(60):
+        with pytest.raises(ChainUnavailable, match="latest: HTTP 500"):
+            await setting.trees.sync(100)
+        setting.clock.advance(1)
+    assert 5 <= sum("/commitment-tree/" in path for path in setting.nodes[0].asked) <= 7
+    assert setting.rested() == []
+    assert setting.trees.contradicted(ROUND_ID) is None, "it shows no tree, so it contradicts none"
+    setting.nodes[0].faults.clear()
+    setting.clock.advance(30)
+    await setting.trees.sync(100)
+    assert setting.trees.size(ROUND_ID) == 3
 
 
 async def test_one_tree_that_cannot_be_read_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.node import WORD_SECONDS
+from helper.chain.node import Node as Endpoint
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainError, ChainUnavailable, ConfigError
@@ -171,16 +172,20 @@ async def test_a_halted_chain_is_not_our_clocks_fault() -> None:
     assert not endpoints.clock_suspect
 
 
-async def test_a_failing_call_moves_on_and_rests_the_node() -> None:
+def refuses(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadTimeout("no answer", request=request)
+
+
+async def test_pool_rests_a_node_that_gives_no_answer_and_asks_the_next() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock))
     endpoints = network.endpoints(clock)
     await endpoints.check()
-    network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500, content=b"<html>")
+    network.nodes["a"].faults["rounds"] = refuses
     asked = network.nodes["a"].asked
     with capture_logs() as logs:
         assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
-    assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "rounds: HTTP 500")]
+    assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no answer within 5 s")]
     before = len(asked)
     await endpoints.call(lambda client: client.rounds())
     assert len(asked) == before, "it rests: others are not delayed by it again"
@@ -197,10 +202,61 @@ async def test_a_failing_call_moves_on_and_rests_the_node() -> None:
     await endpoints.check()
     network.nodes["a"].faults.clear()
     await endpoints.call(lambda client: client.rounds())
-    network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500)
+    network.nodes["a"].faults["rounds"] = refuses
     await endpoints.call(lambda client: client.rounds())
     clock.advance(1)
     assert names(endpoints) == ["a:1317", "b:1317"], "after a success it is 1 s again"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(500, content=b"<html>"),
+        httpx.Response(503),
+        httpx.Response(404),
+        httpx.Response(200, content=b"<html>"),
+        httpx.Response(200, content=b'{"rounds": 7}'),
+        httpx.Response(200, content=b" " * (9 << 20)),
+    ],
+    ids=["500", "503", "404", "html", "wrong type", "too long"],
+)
+async def test_pool_uses_a_node_for_other_questions_when_one_fails(response: httpx.Response) -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock), b=Node(clock))
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    network.nodes["a"].faults["rounds"] = lambda _: response
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
+            assert names(endpoints) == ["a:1317", "b:1317"]
+            clock.advance(5)
+            await endpoints.check()
+    assert await endpoints.call_endpoint(named) == "a:1317", "other questions go to it first"
+    reported = [(log["event"], log["endpoint"]) for log in logs]
+    assert reported == [("node_answer_invalid", "a:1317")], "logged once while it repeats"
+
+
+async def test_pool_with_one_node_stays_usable_when_one_question_fails() -> None:
+    clock = FakeClock()
+    network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}))
+    endpoints = network.endpoints(clock, rpc=True)
+    await endpoints.check()
+    with pytest.raises(ChainUnavailable, match="HTTP 500"):
+        await endpoints.call(lambda client: client.rounds())
+    network.nodes["a"].faults["tx_search"] = lambda _: answer(500, {"error": {"data": "indexing is disabled"}})
+    rpc = endpoints.all[0].rpc
+    assert rpc is not None
+    with pytest.raises(ChainError) as caught:
+        await rpc.tx_search_reveals(bytes(32), 1, 2)
+    endpoints.failed(endpoints.all[0], caught.value, rpc=True)
+    assert endpoints.usable
+    assert endpoints.fresh_rpc == endpoints.all
+    assert endpoints.head is not None
+
+
+async def named(endpoint: Endpoint) -> str:
+    return endpoint.name
 
 
 async def test_nobody_left() -> None:
