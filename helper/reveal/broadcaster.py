@@ -16,6 +16,7 @@ from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Outcome, Spends, Verdict, verdict_of
 from helper.clock import Clock
+from helper.core.recent import RecentKeys
 from helper.errors import ChainError, HelperError, ProverError
 from helper.lease import Lease
 from helper.lease.local import LocalLease
@@ -42,6 +43,9 @@ TRIAL_SECONDS = 10.0
 """How long a reveal waits for the answer to another one that tries the same circuit; then it waits for a block."""
 AVOIDED_SECONDS = 30.0
 """How long other endpoints are tried before one that left a reveal without a useful answer."""
+
+DELAY_SECONDS = 60.0
+"""Seconds without an answer of a kind after which the next one from that endpoint is logged again."""
 
 
 class Trees(Protocol):
@@ -99,6 +103,7 @@ class Broadcaster:
         self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
         self._had: dict[int, dict[str, float]] = {}  # when each endpoint was last sent it, monotonic, by share
         self._first: dict[int, float] = {}  # when it was first sent since the start, monotonic, by share
+        self._delays = RecentKeys(DELAY_SECONDS)  # by endpoint and verdict
         self._changed: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -320,7 +325,13 @@ class Broadcaster:
             self._tried.pop(reveal.prepared.circuit, None)
             await self._circuits.accepted(reveal.prepared.circuit)
         elif outcome.verdict.spends is Spends.NONE:
-            log.info("a reveal is not in yet", outcome=outcome.verdict.name, reason=outcome.log)
+            if self._delays.note((endpoint.name, outcome.verdict), self._clock.monotonic()):
+                log.info(
+                    "a reveal is not in yet",
+                    endpoint=endpoint.name,
+                    outcome=outcome.verdict.name,
+                    reason=outcome.log,
+                )
         elif outcome.verdict is Verdict.BAD_PROOF and not await self._verifies(reveal, message):
             await self._spend(reveal, outcome)
         else:

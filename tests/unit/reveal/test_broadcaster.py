@@ -116,6 +116,20 @@ async def test_a_block_that_a_node_shows_late_is_no_reason_to_send_again(line: L
     assert len(line.nodes.posts) == 2
 
 
+async def test_broadcaster_logs_an_answer_of_one_kind_once_for_many_shares(line: Line) -> None:
+    shares = [await line.prepared(number) for number in range(1, 21)]
+    line.all_nodes(BEHIND)
+    with capture_logs() as logs:
+        for share in shares:
+            await line.broadcaster.send(share)
+        line.all_nodes(SPENT)
+        await line.next_block()
+    delays = [(log.get("endpoint"), log["outcome"]) for log in logs if log["event"] == "a reveal is not in yet"]
+    assert len(line.nodes.posts) == 40
+    assert len(delays) == len(set(delays))
+    assert {outcome for _, outcome in delays} == {"BEHIND", "SPENT"}
+
+
 async def test_a_refused_connection_goes_on_to_the_next_endpoint_at_once(line: Line) -> None:
     line.nodes.answers[FIRST] = breaks(httpx.ConnectError)
     await line.broadcaster.send(await line.prepared())
