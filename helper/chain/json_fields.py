@@ -18,6 +18,9 @@ from helper.errors import InvalidAnswer
 
 UINT64_MAX = 2**64 - 1
 
+MOST_CONTAINERS = 100_000
+"""Objects and lists in an answer. A full block has some 40 for a transaction."""
+
 _ANY_DENSITY = 1 << 16  # bytes up to which an answer may have values of any size
 _LEAST_VALUE = 6  # mean bytes of a value in a longer answer; nodes' answers have 12 and more
 
@@ -26,10 +29,12 @@ def loads(body: bytes, what: str) -> object:
     """The JSON value of an answer's body, or `InvalidAnswer` saying how the body begins.
 
     A long body that consists of tiny values (`[[],[],…]`) is refused: as Python objects it would take some 30 times its
-    size.
+    size, and the interpreter would stand still while it searches them for cycles.
     """
-    if len(body) > _ANY_DENSITY and sum(map(body.count, b"{[,")) > len(body) // _LEAST_VALUE:
-        raise InvalidAnswer(f"{what}: the answer has too many values for its {len(body)} bytes")
+    if len(body) > _ANY_DENSITY:
+        containers = body.count(b"{") + body.count(b"[")
+        if containers > MOST_CONTAINERS or containers + body.count(b",") > len(body) // _LEAST_VALUE:
+            raise InvalidAnswer(f"{what}: the answer has too many values for its {len(body)} bytes")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

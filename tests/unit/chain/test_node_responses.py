@@ -48,6 +48,7 @@ def node(status: int, body: bytes) -> ChainClient:
         (b"[" * 50_000, "no valid JSON"),
         (b"[" * 100_000, "too many values"),
         (b'{"rounds":[' + b"{}," * 100_000 + b"{}]}", "too many values"),
+        (b'{"rounds":[' + b'{"abcdefghijkl":0},' * 100_000 + b"{}]}", "too many values"),
         (b'{"rounds":[' + b'"",' * 100_000 + b'""]}', "too many values"),
     ],
 )
