@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from helper.ingest.payload import SMALL_BODY, error_answer
 from helper.server import peer_credentials
-from helper.server.body_reader import WHOLE
+from helper.server.body_reader import DRAIN_BYTES, DRAIN_SECONDS, WHOLE
 from helper.server.deadline import Deadline
 from helper.server.middleware import RETRY_AFTER_SECONDS
 from helper.server.rate_limits import costs
@@ -27,12 +27,13 @@ from helper.server.rate_limits import costs
 CUT: Final = "cut"
 """The name in a request's state of what ends its connection at once: only so can an answer be said not to be whole."""
 
-MAX_PIPELINED: Final = 16
-"""Requests of one connection that may wait for the response to an earlier one."""
+MAX_PIPELINED: Final = 1
+"""Requests of one connection that may wait for the response to an earlier one. A parsed request takes up to thirty
+times the memory of its bytes, so what follows waits unparsed."""
+READ_BYTES: Final = 16 << 10
+"""Bytes of one read, and the most that a connection holds unparsed: nothing is read while requests wait."""
 _HEAD_END: Final = b"\n\r\n"
 """The end of every request head that llhttp accepts."""
-_MIN_REQUEST_BYTES: Final = 16
-"""Fewer than the shortest request has that another may follow: `GET / HTTP/1.1`, and two line ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,43 @@ class _PipelineFlow(FlowControl):
             super().resume_reading()
 
 
+class _SmallReads(asyncio.BufferedProtocol):
+    """Forwards a transport's events to a connection, with reads of at most `READ_BYTES`.
+
+    Without it a read has up to 256 KiB, and each connection may hold one. What is not read stays in the kernel's
+    buffers, which are bounded. All connections share one buffer: a read is delivered before the next one begins.
+    """
+
+    _buffer: ClassVar = memoryview(bytearray(READ_BYTES))
+
+    def __init__(self, connection: BoundedProtocol) -> None:
+        self._connection = connection
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the protocol's)
+        """Memory for the next read."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Deliver a copy of the bytes read."""
+        self._connection.data_received(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> bool:
+        """Forward."""
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """Forward."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Forward."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forward."""
+        self._connection.connection_lost(exc)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with limits. `bounded` makes the class for other limits than the usual."""
 
@@ -128,17 +166,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_size = 0
         self._header_count = 0
         self._running: RequestResponseCycle | None = None  # the request that is being answered, or was last
-        self._unparsed = memoryview(b"")  # received bytes that wait until the pipeline is empty
+        self._unparsed = b""  # received bytes that wait until the pipeline is empty
         self._refusal = (HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1")
         # Replaces uvicorn's parser, which goes on after a request with `Connection: close`.
         self.parser = httptools.HttpRequestParser(self)
         self._is_last_request = False  # the last request is complete; what follows it is discarded
+        self._discardable: int | None = None  # bytes still discarded after a refusal; None before it is sent
 
     # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request."""
         super().connection_made(cast("asyncio.Transport", transport))
+        self.transport.set_protocol(_SmallReads(self))
         self.flow = _PipelineFlow(self.transport, self.pipeline)
         own = {peer_credentials.KEY: peer_credentials.peer_of(transport), CUT: self.transport.abort}
         self.app_state = {**self.app_state, **own}  # of which each request's state is a copy
@@ -170,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         if self.cycle is not None:
             self.cycle.transport = self.transport
-        self._unparsed = memoryview(b"")
+        self._unparsed = b""
         if self._who is not None:
             self.held[self._who].discard(self)
             if not self.held[self._who]:
@@ -180,15 +220,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse on, unless too much has come of what must be short."""
         if self._is_last_request:
+            self._discard(len(data))
             return
         if self._in_head and not self._cut:
             self._arm()
         self._idle.clear()
-        if not self.pipeline and data.count(_HEAD_END) < MAX_PIPELINED:
-            self._parse(data)
-        else:
-            self._unparsed = memoryview(b"".join((self._unparsed, data)))
-            self._parse_pieces()
+        self._unparsed += data
+        self._parse_pieces()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
         """The client sends no more: answer the complete requests, then close. A partial request is dropped.
@@ -304,7 +342,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # What is done about it
 
-    def _parse(self, data: bytes | memoryview) -> None:
+    def _parse(self, data: bytes) -> None:
         """Feed bytes to the parser; replaces uvicorn's method, which loses the body of an `Upgrade` request.
 
         No upgrade is supported, and a server may ignore the header (RFC 9110, section 7.8). httptools cannot ignore
@@ -320,24 +358,24 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if not self._is_last_request:
-                self._refuse(*self._refusal)
-        if self._unread > self.limits.head_bytes:
-            self._refuse(*self._too_large())
+                self._reject(*self._refusal)
+        if self._unread > self.limits.head_bytes and not self._is_last_request:
+            self._reject(*self._too_large())
 
     def _parse_pieces(self) -> None:
         """Feed the unparsed bytes to the parser, until the pipeline is full.
 
-        httptools cannot stop in the middle of its input, so each piece is too small for more requests than there is
-        room for.
+        httptools cannot stop in the middle of its input, so no piece ends more than one request head.
         """
-        while self._unparsed and not self._is_last_request and not self.transport.is_closing():
-            room = MAX_PIPELINED - len(self.pipeline)
-            if room == 0:
-                return
-            piece = self._unparsed[: room * _MIN_REQUEST_BYTES]
-            self._unparsed = self._unparsed[len(piece) :]
-            self._parse(piece)
-        self._unparsed = memoryview(b"")
+        data, at = self._unparsed, 0
+        while at < len(data) and len(self.pipeline) < MAX_PIPELINED:
+            if self._is_last_request or self.transport.is_closing():
+                at = len(data)
+                break
+            end = _piece_end(data, at)
+            self._parse(data[at:end])
+            at = end
+        self._unparsed = data[at:]
 
     def _leave_pipeline(self) -> None:
         """The last request of the pipeline has started: parse what was received meanwhile."""
@@ -433,22 +471,65 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer, unless that would end up in the midst of another answer, and close."""
-        self._cut.clear()
+        """Answer and close, where no request is being answered."""
         if self.transport.is_closing():
             return
+        self.transport.write(self._refusal_response(status, message))
+        self.transport.close()
+
+    def _reject(self, status: HTTPStatus, message: str) -> None:
+        """Refuse the request that is being parsed, and parse no more: after an error the parser is unusable."""
+        if self.transport.is_closing():
+            return
+        response = self._refusal_response(status, message)
+        self._is_last_request = True
+        if self._answering():
+            self.transport.close()
+        else:
+            self._send_last(response)
+
+    def _refusal_response(self, status: HTTPStatus, message: str) -> bytes:
+        """Count a refusal, charge the client for it, and return the response."""
+        self._cut.clear()
         self.door.refused(status.value)
         if self._who is not None and costs(status):
             self.door.pay(self._who)
-        if not self._answering():
-            body = orjson.dumps(error_answer(message))
-            later = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
-            head = (
-                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{later}"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
-        self.transport.close()
+        body = orjson.dumps(error_answer(message))
+        later = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{later}"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _send_last(self, response: bytes) -> None:
+        """Send a response, then discard what comes until the client closes; at most `DRAIN_BYTES` and `DRAIN_SECONDS`.
+
+        To close with bytes unread resets the connection, and the client may lose the response.
+        """
+        self.transport.write(response)
+        self.transport.write_eof()
+        self._discardable = DRAIN_BYTES
+        self.flow.resume_reading()
+        self._idle.set(self.loop.time() + DRAIN_SECONDS)
+
+    def _discard(self, size: int) -> None:
+        if self._discardable is None:
+            return
+        self._discardable -= size
+        if self._discardable < 0:
+            self.transport.close()
+
+
+def _piece_end(data: bytes, at: int) -> int:
+    """Where a piece that begins here and ends at most one request head ends: after the next end of a head.
+
+    A line end comes alone, as the head that it ends may have begun before.
+    """
+    if data.startswith((b"\n", b"\r\n"), at):
+        return data.index(b"\n", at) + 1
+    found = data.find(_HEAD_END, at)
+    return found + len(_HEAD_END) if found >= 0 else len(data)
 
 
 def _do_nothing() -> None:

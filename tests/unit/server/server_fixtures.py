@@ -119,7 +119,7 @@ class Client:
         """What comes until the server closes."""
         try:
             told = await self.reader.read()
-        except ConnectionResetError:
+        except ConnectionError:
             told = b""
         self.writer.close()
         return told

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import tracemalloc
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
+from helper.server.application import wrapped
 from helper.server.connection import MAX_PIPELINED, BoundedProtocol, ConnectionLimits
+from helper.server.http_server import create_server
 from tests.unit.server.server_fixtures import ASK, Client, Endless, error_of, serving
 
 pytestmark = pytest.mark.anyio
@@ -182,15 +185,15 @@ async def test_bytes_after_last_request_of_connection_are_discarded(version: byt
 
 @pytest.fixture
 def pipeline_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The length of the pipeline whenever a request starts."""
+    """The length of the pipeline after each request head."""
     lengths: list[int] = []
-    start = BoundedProtocol._start_asgi_task
+    on_headers_complete = BoundedProtocol.on_headers_complete
 
-    def record(self: BoundedProtocol, *arguments: Any) -> None:
+    def record(self: BoundedProtocol) -> None:
+        on_headers_complete(self)
         lengths.append(len(self.pipeline))
-        start(self, *arguments)
 
-    monkeypatch.setattr(BoundedProtocol, "_start_asgi_task", record)
+    monkeypatch.setattr(BoundedProtocol, "on_headers_complete", record)
     return lengths
 
 
@@ -231,6 +234,72 @@ async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int])
     assert answer.count(b"HTTP/1.1 404 Not Found\r\n") == count
     assert bodies(answer) == [b"hello"]
     assert 0 < max(pipeline_lengths) <= MAX_PIPELINED
+
+
+class FakeTransport(asyncio.Transport):
+    """Delivers bytes as uvloop does: at most 256,000 at once, and none while reading is paused."""
+
+    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
+        super().__init__()
+        self._protocol: Any = protocol
+        self._is_paused = False
+        protocol.connection_made(self)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def deliver(self, data: bytes) -> int:
+        """Deliver until reading is paused; return the number of bytes delivered."""
+        at = 0
+        while at < len(data) and not self._is_paused:
+            if isinstance(self._protocol, asyncio.BufferedProtocol):
+                buffer = memoryview(self._protocol.get_buffer(-1))
+                size = min(len(buffer), len(data) - at)
+                buffer[:size] = data[at : at + size]
+                self._protocol.buffer_updated(size)
+            else:
+                size = min(256_000, len(data) - at)
+                self._protocol.data_received(data[at : at + size])
+            at += size
+        return at
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("request_head", [ASK, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n"])
+async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: bytes) -> None:
+    server = create_server(wrapped([]), LIMITS)
+    server.config.load()
+    protocol_class: Any = server.config.http_protocol_class
+    sent = request_head * (1_000_000 // len(request_head))
+    count = 50
+
+    def connect() -> FakeTransport:
+        return FakeTransport(protocol_class(server.config, server.server_state, {}))
+
+    connect().deliver(ASK)  # what the first request sets up once is not counted
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        transports = [connect() for _ in range(count)]
+        delivered = [transport.deliver(sent) for transport in transports]
+        held = (tracemalloc.get_traced_memory()[0] - before) / count
+    finally:
+        tracemalloc.stop()
+    for task in server.server_state.tasks:
+        task.cancel()
+    assert max(delivered) < len(sent), "the pipeline is full"
+    assert held <= 64 << 10
 
 
 async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> None:
