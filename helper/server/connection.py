@@ -171,6 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Replaces uvicorn's parser, which goes on after a request with `Connection: close`.
         self.parser = httptools.HttpRequestParser(self)
         self._is_last_request = False  # the last request is complete; what follows it is discarded
+        self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
         self._discardable: int | None = None  # bytes still discarded after a refusal; None before it is sent
 
     # What the transport says
@@ -234,11 +235,12 @@ class BoundedProtocol(HttpToolsProtocol):
         Returns:
             True to keep the connection open for writing.
         """
-        if not self._answering() or self.cycle.more_body:
-            return False
-        self.cycle.keep_alive = False
-        self._is_last_request = True
-        self._cut.clear()
+        if self._last_response is None:
+            if not self._answering() or self.cycle.more_body:
+                return False
+            self.cycle.keep_alive = False
+            self._is_last_request = True
+            self._cut.clear()
         self._idle.set(self.loop.time() + self.limits.half_closed_seconds)
         return True
 
@@ -329,6 +331,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._start_asgi_task(*self.pipeline.pop())
                 if not self.pipeline:
                     self._leave_pipeline()
+            elif self._last_response is not None:
+                self._send_last(self._last_response)
+                return
             else:
                 self._idle.set(self.loop.time() + self.timeout_keep_alive)
             self.flow.resume_reading()
@@ -478,15 +483,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _reject(self, status: HTTPStatus, message: str) -> None:
-        """Refuse the request that is being parsed, and parse no more: after an error the parser is unusable."""
+        """Refuse the request that is being parsed, after the responses to earlier requests, and parse no more."""
         if self.transport.is_closing():
             return
         response = self._refusal_response(status, message)
         self._is_last_request = True
-        if self._answering():
+        if not self._in_head and not self._drop_incomplete_request():
             self.transport.close()
-        else:
+        elif self._running is None or self._running.response_complete or self._running.disconnected:
             self._send_last(response)
+        else:
+            self._last_response = response
+            self.flow.resume_reading()  # a dropped request may have paused it
+
+    def _drop_incomplete_request(self) -> bool:
+        """Drop the request whose body is being parsed; return whether it may still be refused: no response began."""
+        cycle = self.cycle
+        if cycle.response_started:
+            return False
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+            cycle.on_response = _do_nothing
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        return True
 
     def _refusal_response(self, status: HTTPStatus, message: str) -> bytes:
         """Count a refusal, charge the client for it, and return the response."""

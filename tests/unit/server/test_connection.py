@@ -23,6 +23,7 @@ pytestmark = pytest.mark.anyio
 
 LIMITS = ConnectionLimits(head_seconds=60, request_seconds=60)
 MAX_HEADERS = LIMITS.headers
+PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"
 SMUGGLED = b"GET /hello HTTP/1.1\r\nHost: x\r\nX-Smuggled: yes\r\n\r\n"
 UPGRADES = [
     (b"Upgrade", b"x"),
@@ -312,6 +313,40 @@ async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> N
         client.writer.close()
 
 
+BAD_HEAD = b"no HTTP\r\n\r\n"
+BAD_BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\nno size\r\n"
+LARGE_HEAD = ASK[:-2] + b"X: " + b"a" * LIMITS.head_bytes + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("earlier", [[PAUSE], [PAUSE, PAUSE, ASK]], ids=len)
+@pytest.mark.parametrize(("bad", "status"), [(BAD_HEAD, 400), (BAD_BODY, 400), (LARGE_HEAD, 431)])
+@pytest.mark.parametrize("is_half_closed", [False, True])
+async def test_bad_request_is_refused_after_the_earlier_responses(
+    earlier: list[bytes], bad: bytes, status: int, is_half_closed: bool
+) -> None:
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port, b"".join([*earlier, bad, ASK]))
+        if is_half_closed:
+            client.writer.write_eof()
+        answer = await client.rest()
+    *served, refused = [b"HTTP/1.1 " + part for part in answer.split(b"HTTP/1.1 ", len(earlier) + 1)[1:]]
+    assert bodies(b"".join(served)) == [{PAUSE: b"paused", ASK: b"hello"}[request] for request in earlier]
+    assert error_of(refused)[0] == status
+
+
+async def test_request_with_bad_body_is_refused_while_the_app_reads_it() -> None:
+    async with serving(LIMITS) as port:
+        assert error_of(await exchange(port, [BAD_BODY[:-9], BAD_BODY[-9:] + ASK]))[0] == 400
+
+
+async def test_request_with_bad_body_gets_no_second_response() -> None:
+    async with serving(LIMITS) as port:
+        client = await Client.connect(port)
+        assert await client.ask(BAD_BODY.replace(b"/echo", b"/early")[:-9]) == b"hello"
+        client.writer.write(BAD_BODY[-9:])
+        assert await client.rest() == b""
+
+
 # Number of headers
 
 
@@ -352,7 +387,6 @@ async def test_trailers_are_not_merged_into_headers() -> None:
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
-PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"
 PLAIN_POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\na share"
 
 
