@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final, Protocol, cast
 
 import httptools
 import orjson
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -21,7 +23,7 @@ from helper.ingest.payload import SMALL_BODY, error_answer
 from helper.server import peer_credentials
 from helper.server.body_reader import DRAIN_BYTES, DRAIN_SECONDS, WHOLE
 from helper.server.deadline import Deadline
-from helper.server.middleware import RETRY_AFTER_SECONDS
+from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import costs
 
 CUT: Final = "cut"
@@ -34,6 +36,15 @@ READ_BYTES: Final = 16 << 10
 """Bytes of one read, and the most that a connection holds unparsed: nothing is read while requests wait."""
 _HEAD_END: Final = b"\n\r\n"
 """The end of every request head that llhttp accepts."""
+
+_STOPPING: Final = CorsMiddleware(
+    error_response(
+        HTTPStatus.SERVICE_UNAVAILABLE.value,
+        "the service is stopping; retry later",
+        {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
+    )
+)
+"""Answers requests that the stop of the service interrupts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +450,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(self._serve, cycle, app))
+
+    async def _serve(self, cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; answer 503 when the server cancels it, as uvicorn would answer 500 and log an error."""
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            if cycle.response_started or self.transport.get_write_buffer_size():
+                cycle.disconnected = True  # or uvicorn logs that the response is incomplete
+                self.transport.abort()
+                return
+            self.door.refused(HTTPStatus.SERVICE_UNAVAILABLE.value)
+            await _STOPPING(scope, receive, send)
 
     def _unset_keepalive_if_required(self) -> None:
         self._idle.clear()  # where uvicorn cancels its timer

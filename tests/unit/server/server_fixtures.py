@@ -24,6 +24,10 @@ async def hello(_request: Request) -> Response:
     return Response(b"hello")
 
 
+async def large(_request: Request) -> Response:
+    return Response(b"x" * (32 << 20))
+
+
 async def echo(request: Request) -> Response:
     return Response(await request.body())
 
@@ -77,6 +81,7 @@ async def serving(
             Route("/endless/stream", endless.stream),
             Route("/endless/wait", endless.wait),
             Route("/hello", hello),
+            Route("/large", large),
             Route("/early", hello, methods=["POST"]),
             Route("/echo", echo, methods=["POST"]),
             Route("/header-names", header_names, methods=["POST"]),

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import resource
 import socket
 import stat
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
@@ -31,6 +35,7 @@ from tests.unit.server.server_fixtures import ASK, PATIENCE, Client, error_of, s
 pytestmark = pytest.mark.anyio
 
 SOON = ConnectionLimits(head_seconds=0.2, head_bytes=4096, connections=3)
+PATIENT_WITH_ROOM = ConnectionLimits(head_seconds=60)
 PATIENT = ConnectionLimits(head_seconds=60, head_bytes=4096, connections=3)
 
 
@@ -297,6 +302,46 @@ async def test_one_connection_too_many_is_told_so_and_the_others_go_on() -> None
         assert await again.ask() == b"hello"
         for client in [again, *clients[1:]]:
             client.writer.close()
+
+
+# The stop of the server
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_server_stop_answers_unfinished_requests_with_503_and_logs_no_error(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("helper.server.http_server.STOP_GRACE", 0.2)
+    unfinished = {
+        "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
+        "at work": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "pipelined": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n" * 5,
+    }
+
+    async def test() -> None:
+        async with serving(PATIENT_WITH_ROOM) as port:
+            clients = {name: await Client.connect(port, request) for name, request in unfinished.items()}
+            streaming = await Client.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+            await streaming.reader.readuntil(b"piece")
+            deaf = await Client.connect(port, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await deaf.reader.readuntil(b"\r\n\r\n")
+            deaf.writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type
+            other = await Client.connect(port)
+            assert await other.ask() == b"hello", "the server has read what came before"
+        for client in clients.values():
+            async with asyncio.timeout(PATIENCE):
+                answer = await client.rest()
+            status, error = error_of(answer)
+            assert (status, error["status"]) == (503, "error")
+            head = answer.lower().split(b"\r\n\r\n")[0].split(b"\r\n")
+            assert {b"connection: close", b"retry-after: 2"} <= set(head)
+        for client in (streaming, deaf, other):
+            client.writer.transport.abort()
+
+    with capture_logs() as lines, asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(test())
+    assert [line for line in lines if line["log_level"] != "debug"] == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_connections_fit_into_the_open_files() -> None:
