@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from helper.server.http_server import bind_tcp, create_server
+from helper.server.http_server import KEEP_ALIVE, bind_tcp, create_server
 from tests.support.process import PATIENCE, free_port
 from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, body
 from tests.unit.server.wallet_fixtures import SHARES, Wallets
@@ -244,6 +244,19 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
     assert started, "strace saw the start"
     assert [line for line in lines[started:] if OPENED_TO_WRITE.search(line)] == []
     assert [answer.content == helper.answer for answer in answers] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [
+        ("nginx/svote-helper.conf", r"upstream svote_helper \{[^}]*\bkeepalive_timeout (\d+)s;"),
+        ("caddy/Caddyfile", r"transport http \{[^}]*\bkeepalive (\d+)s"),
+    ],
+)
+def test_proxy_closes_idle_upstream_connections_before_the_helper(file: str, setting: str) -> None:
+    found = re.search(setting, (DEPLOY / file).read_text())
+    assert found is not None
+    assert int(found[1]) <= KEEP_ALIVE - 5
 
 
 # Request smuggling
