@@ -2,7 +2,9 @@
 
 Planted: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Found: "smuggling, attempts
 with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, answers other than
-431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; that was the product's state.
+431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; that was the product's state. Planted:
+reads of 256 KiB and 16 requests parsed ahead. Found: "many pipelines, added memory MB: 36.316 (≤ 18)"; that was the
+product's state.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from tests.support.harness import Helper
 
 SOURCE = "127.0.0.5"
 MAX_MEMORY_MB = 150
+MAX_ADDED_KB = 60
+"""Memory for each pipelining connection of a client with many."""
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 SMUGGLED = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 UPGRADE = f"POST {SHARES} HTTP/1.1\r\nHost: helper\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
@@ -47,6 +51,7 @@ async def attack_connections(setting: Setting, findings: Findings, helper: Helpe
         findings.figure(f"{name}, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
         # Ten times what is required on a quiet machine: campaigns share theirs with others.
         findings.at_most(f"{name}, honest p95 ms, with room", (percentile(waits, 0.95) or 60.0) * 1000, 500)
+    await _pipeline_on_many_connections(setting, findings, helper, port)
     await _flood_log(setting, findings, helper, port)
 
 
@@ -66,6 +71,21 @@ async def _pipeline(setting: Setting, findings: Findings, port: int) -> None:
     sent = await asyncio.gather(*(_send_endlessly(port, most, seconds, reads=reads) for reads in (True, False)))
     findings.figure("pipelines, MB sent with responses read", sent[0] / 1e6)
     findings.figure("pipelines, MB sent with no response read", sent[1] / 1e6)
+
+
+async def _pipeline_on_many_connections(setting: Setting, findings: Findings, helper: Helper, port: int) -> None:
+    """As many requests as buffers take, on each of a client's connections at once."""
+    count, seconds = setting.scale((1000, 30), (300, 5))
+    _reset_peak_memory(helper)
+    before = _peak_memory_mb(helper)
+
+    async def attack() -> None:
+        await asyncio.gather(*(_send_endlessly(port, 1 << 30, seconds, reads=False) for _ in range(count)))
+
+    waits = await _with_honest_client(port, attack())
+    findings.at_most("many pipelines, added memory MB", _peak_memory_mb(helper) - before, count * MAX_ADDED_KB / 1000)
+    findings.exactly("many pipelines, honest requests without an answer", sum(wait >= 60 for wait in waits), 0)
+    findings.figure("many pipelines, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
 
 
 async def _send_endlessly(port: int, most: int, seconds: float, *, reads: bool) -> int:
