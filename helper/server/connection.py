@@ -553,6 +553,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         self.transport.write(response)
         self.transport.write_eof()
+        self._last_response = None
         self._discardable = DRAIN_BYTES
         self.flow.resume_reading()
         self._idle.set(self.loop.time() + DRAIN_SECONDS)

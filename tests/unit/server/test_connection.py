@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import tracemalloc
@@ -332,6 +333,20 @@ async def test_bad_request_is_refused_after_the_earlier_responses(
     *served, refused = [b"HTTP/1.1 " + part for part in answer.split(b"HTTP/1.1 ", len(earlier) + 1)[1:]]
     assert bodies(b"".join(served)) == [{PAUSE: b"paused", ASK: b"hello"}[request] for request in earlier]
     assert error_of(refused)[0] == status
+
+
+@pytest.mark.parametrize("earlier", [b"", PAUSE])
+async def test_refused_connection_is_closed_when_the_client_closes(earlier: bytes) -> None:
+    def count() -> int:
+        return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
+
+    gc.collect()
+    before = count()
+    async with serving(ConnectionLimits(half_closed_seconds=3600)) as port:
+        client = await Client.connect(port, earlier + BAD_HEAD)
+        assert (await client.rest()).count(b"HTTP/1.1 400") == 1
+        while count() > before:
+            await asyncio.sleep(0.01)
 
 
 async def test_request_with_bad_body_is_refused_while_the_app_reads_it() -> None:
