@@ -140,7 +140,7 @@ class ServiceHealth:
             Check("chain", self._out_of_step()),
             Check("clock", self._off() or (CLOCKS_APART if self._endpoints.clock_suspect else None)),
             Check("blocks", self._blocks_missing(), self._unread_blocks()),
-            Check("rounds", self._all_rounds_paused(), self._rounds_note()),
+            Check("rounds", self._all_rounds_paused() or self._frozen_with_shares(), self._rounds_note()),
             Check("circuit", self._circuits.paused),
         ]
         if self._among is not None:
@@ -188,6 +188,14 @@ class ServiceHealth:
         open_rounds = [known for known in self._rounds.open() if known.status is RoundStatus.ACTIVE]
         reasons = [self.round_paused(known.round_id) for known in open_rounds]
         return reasons[0] if reasons and all(reasons) else None
+
+    def _frozen_with_shares(self) -> str | None:
+        """Which frozen rounds have waiting shares, or None. Intake of other rounds goes on."""
+        frozen = [
+            f"round {round_id.hex()[:8]} is frozen with {number} waiting shares"
+            for round_id, number in self._rounds.frozen_shares().items()
+        ]
+        return "; ".join(frozen) or None
 
     def _rounds_note(self) -> str | None:
         """What nodes report about single rounds and is not accepted, None without such a report."""

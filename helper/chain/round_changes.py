@@ -1,57 +1,133 @@
-"""Counts which nodes report a change of a round, until enough of them agree. Pure."""
+"""Changes of a round that take effect only once enough nodes report them. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
+
+from helper.chain.models import Proposal, Round, RoundStatus
 
 CONFIRMING_NODES: Final = 2
 """Nodes that must report the same change where at least as many are configured."""
 CONFIRMING_BLOCKS: Final = 10
 """Blocks for which the only configured node must report the same change."""
+OVER: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
+"""The statuses of a round that takes no more votes."""
+
+ReportedValue = RoundStatus | int | tuple[Proposal, ...]
+"""A reported status, `vote_end_time` or list of proposals."""
+
+
+class RoundField(StrEnum):
+    """The fields of a round that one node alone cannot change."""
+
+    END = "vote_end_time"
+    STATUS = "status"
+    PROPOSALS = "proposals"
+    UNKNOWN_STATUS = "unknown status"
+
+
+def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
+    """The status that a node reports as a change, None where it reports none.
+
+    A pending round becomes active at once, as a wallet does not retry a share that is refused. A round that takes votes
+    is reported as being tallied first: nodes that are a few blocks apart then report the same.
+    """
+    if reported is known or reported is RoundStatus.PENDING:
+        return None
+    if (known, reported) == (RoundStatus.PENDING, RoundStatus.ACTIVE):
+        return None
+    return RoundStatus.TALLYING if reported in OVER and known not in OVER else reported
+
+
+def changed_proposals(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
+    """Other proposals or options than the known ones, without titles; None where there are none or none were known."""
+    choices = tuple(Proposal(proposal.id, "", proposal.options) for proposal in reported.proposals)
+    before = tuple(Proposal(proposal.id, "", proposal.options) for proposal in known.proposals)
+    return choices if before and choices != before else None
+
+
+def with_change(known: Round, field: RoundField, value: ReportedValue) -> Round:
+    """The round with a confirmed change."""
+    if isinstance(value, RoundStatus):
+        return replace(known, status=value)
+    if isinstance(value, tuple):
+        return replace(known, proposals=value)
+    assert field is RoundField.END
+    return replace(known, vote_end_time=value)
+
+
+def without_changes(known: Round | None, reported: Round) -> Round:
+    """The reported round with the known values of all fields that need a confirmation."""
+    if known is None:
+        return reported
+    is_change = changed_status(known.status, reported.status) is not None or reported.status is RoundStatus.PENDING
+    return replace(
+        reported,
+        vote_end_time=known.vote_end_time,
+        status=known.status if is_change else reported.status,
+        proposals=known.proposals if changed_proposals(known, reported) is not None else reported.proposals,
+    )
+
+
+def describe(field: RoundField, value: ReportedValue) -> str:
+    """The field and its value in a few words."""
+    if isinstance(value, RoundStatus):
+        return f"{field} {value.name}"
+    if isinstance(value, tuple):
+        return f"{len(value)} {field}" if value else f"no {field}"
+    return f"{field} {value}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
     """The value that a node reports, and the node's height when it first did."""
 
-    value: int
+    value: ReportedValue
     since_height: int
 
 
 class ReportedChanges:
-    """Changes of one kind, such as another end, by round and node. Kept in memory: a restart begins anew."""
+    """Changes by round, field and node. Kept in memory: a restart begins anew."""
 
     def __init__(self) -> None:
-        self._reports: dict[bytes, dict[str, _Report]] = {}
+        self._reports: dict[tuple[bytes, RoundField], dict[str, _Report]] = {}
 
-    def note(self, round_id: bytes, node: str, value: int, height: int) -> None:
-        """Note that a node at a height reports this value."""
-        reports = self._reports.setdefault(round_id, {})
+    def note(self, round_id: bytes, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
+        """Note that a node at a height reports this value; None means that it reports no change (any more)."""
+        reports = self._reports.setdefault((round_id, field), {})
         known = reports.get(node)
-        if known is None or known.value != value:
+        if value is None:
+            reports.pop(node, None)
+        elif known is None or known.value != value:
             reports[node] = _Report(value, height)
 
-    def retract(self, round_id: bytes, node: str) -> None:
-        """Note that a node reports no change of this round (any more)."""
-        self._reports.get(round_id, {}).pop(node, None)
+    def values(self, round_id: bytes, field: RoundField) -> list[ReportedValue]:
+        """What nodes report about a field of a round and is not confirmed."""
+        return [report.value for report in self._reports.get((round_id, field), {}).values()]
 
-    def forget(self, round_id: bytes) -> None:
-        """Drop all reports about a round."""
-        self._reports.pop(round_id, None)
+    def forget(self, round_id: bytes, field: RoundField) -> None:
+        """Drop all reports about a field of a round."""
+        self._reports.pop((round_id, field), None)
 
-    def confirmed(self, round_id: bytes, heights: Mapping[str, int]) -> int | None:
+    def confirmed(
+        self, round_id: bytes, field: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
+    ) -> ReportedValue | None:
         """The value that enough nodes report, None while too few do or while they report several.
 
         Args:
             round_id: the round.
+            field: the field of the round.
             heights: the present height of every configured node, by name.
+            blocks: blocks for which the only configured node must have reported it.
         """
-        reports = {node: report for node, report in self._reports.get(round_id, {}).items() if node in heights}
+        reports = self._reports.get((round_id, field), {})
+        reports = {node: report for node, report in reports.items() if node in heights}
         if len(heights) < CONFIRMING_NODES:
-            lasting = [r.value for node, r in reports.items() if heights[node] >= r.since_height + CONFIRMING_BLOCKS]
+            lasting = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
             return lasting[0] if lasting else None
         agreed = [v for v, count in Counter(r.value for r in reports.values()).items() if count >= CONFIRMING_NODES]
         return agreed[0] if len(agreed) == 1 else None

@@ -61,6 +61,14 @@ class Rounds(Protocol):
         """Another `vote_end_time` of the round that is reported and not confirmed, None without one."""
         ...
 
+    def has_unconfirmed_status(self, round_id: bytes) -> bool:
+        """Whether another status of the round is reported and not confirmed, or its only known one is not."""
+        ...
+
+    def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
+        """Whether other proposals of the round are reported and not confirmed."""
+        ...
+
 
 class Trees(Protocol):
     """The part of the tree keeper that intake reads; nothing here asks the chain."""
@@ -213,8 +221,8 @@ class AdmissionController:
         reason = self._paused_now() or self._round_paused(share.round_id)
         if reason is not None:
             return ShareRefused(503, f"shares cannot be taken now: {reason}")
-        if chain_round.status is not RoundStatus.ACTIVE:
-            return _not_active()
+        if chain_round.status is not RoundStatus.ACTIVE or self._rounds.has_unconfirmed_status(share.round_id):
+            return self._not_active(share)
         other_end = self._rounds.unconfirmed_end(share.round_id)
         if other_end is not None and max(share.submit_at, arrived) > min(other_end, chain_round.vote_end_time):
             return ShareRefused(503, "shares cannot be taken now: a change of the round's end is not confirmed yet")
@@ -273,7 +281,7 @@ class AdmissionController:
         self._refuse_foreign_choice(share, chain_round)
         leaf = self._trees.leaf(share.round_id, share.tree_position)
         if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
-            raise _not_active()
+            raise self._not_active(share)
         if leaf is None:
             raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
         if leaf != vote_commitment:
@@ -325,13 +333,21 @@ class AdmissionController:
         if reason is not None:
             raise ShareRefused(503, f"shares cannot be taken now: {reason}")
 
-    @staticmethod
-    def _refuse_foreign_choice(share: Share, chain_round: Round) -> None:
+    def _not_active(self, share: Share) -> ShareRefused:
+        """The refusal of a share whose round is not active: final only once the round's status is confirmed."""
+        if self._rounds.has_unconfirmed_status(share.round_id):
+            return ShareRefused(503, "shares cannot be taken now: a change of the round's status is not confirmed yet")
+        return _not_active()
+
+    def _refuse_foreign_choice(self, share: Share, chain_round: Round) -> None:
         options = {proposal.id: proposal.options for proposal in chain_round.proposals}
+        if share.vote_decision in options.get(share.proposal_id, ()):
+            return
+        if not options or self._rounds.has_unconfirmed_proposals(share.round_id):
+            raise ShareRefused(429, "the round's proposals are not confirmed yet; retry later")
         if share.proposal_id not in options:
             raise ShareRefused(400, "is not a proposal of the round", field="proposal_id")
-        if share.vote_decision not in options[share.proposal_id]:
-            raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")
+        raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")
 
 
 def _not_active() -> ShareRefused:

@@ -221,6 +221,17 @@ async def test_the_status_says_so_when_the_queue_cannot_be_written(house: House)
     assert (answer.status_code, "cannot be written" in answer.text) == (503, True)
 
 
+async def test_service_frozen_round_with_waiting_shares_fails_readiness(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.poll()
+    service = house.service
+    monkeypatch.setattr(service.rounds, "frozen_shares", lambda: {b"\x07" * 32: 2})
+    problems = {check.name: check.problem for check in service.vitals.checks()}
+    assert problems["rounds"] == "round 07070707 is frozen with 2 waiting shares"
+    assert service.vitals.intake_paused() is None, "other rounds go on"
+
+
 async def test_service_with_displaced_database_pauses_until_it_is_back(house: House, tmp_path: Path) -> None:
     await house.poll()
     service, reason = house.service, "the database file is no longer at its path"

@@ -68,6 +68,8 @@ async def test_status_moves_forward() -> None:
     for status in (4, 1, 2, 3):
         setting.tell(recorded_round(1) | {"status": status})
         await setting.sync()
+        await setting.later(CONFIRMING_BLOCKS)
+        await setting.sync()
         found = setting.book.get(ROUND_ID)
         assert found is not None
         assert found.status == status
@@ -204,7 +206,8 @@ async def test_nothing_is_known_when_no_node_gives_a_list() -> None:
 
 async def test_a_node_that_is_a_little_behind_is_honest() -> None:
     setting = Setting("a", "b")
-    setting.nodes["a"].rounds = [recorded_round(1) | {"status": 2}]
+    await setting.sync()
+    setting.tell(recorded_round(1) | {"status": 2})
     await setting.sync()
     setting.nodes["b"].rounds = [recorded_round(1)]
     del setting.network.nodes["a"]
@@ -467,7 +470,7 @@ async def test_end_that_only_one_of_two_nodes_reports_changes_nothing() -> None:
         assert known_end(setting.book) == VOTE_END
         assert setting.book.unconfirmed() == {}
         await setting.later(1)
-    assert "it is listed with the end" in str(setting.endpoints.reasons()["a:1317"])
+    assert "it is listed with vote_end_time" in str(setting.endpoints.reasons()["a:1317"])
     del setting.network.nodes["b"]
     await setting.later(5)
     await setting.sync()
@@ -571,3 +574,152 @@ async def test_unknown_status_of_one_of_two_nodes_closes_nothing() -> None:
         await setting.sync()
         assert not await setting.book.is_closed(ROUND_ID)
     assert setting.store.kept_rounds[ROUND_ID].closed_at is None
+
+
+def status_of(book: RoundRegistry) -> RoundStatus:
+    known = book.get(ROUND_ID)
+    assert known is not None
+    return known.status
+
+
+@pytest.mark.parametrize("status", [2, 3])
+async def test_status_that_one_of_two_nodes_reports_changes_nothing(status: int) -> None:
+    setting = Setting("a", "b")
+    await learn(setting)
+    setting.nodes["a"].rounds = [recorded_round(1) | {"status": status}]
+    for _ in range(2 * CONFIRMING_BLOCKS):
+        await setting.sync()
+        await setting.later(1)
+    assert status_of(setting.book) is RoundStatus.ACTIVE
+    assert len(setting.book.active()) == 1
+    assert not setting.book.has_unconfirmed_status(ROUND_ID), "a second node contradicts it"
+    assert "it is listed with status TALLYING" in str(setting.endpoints.reasons()["a:1317"])
+    del setting.network.nodes["b"]
+    await setting.later(5)
+    await setting.sync()
+    assert status_of(setting.book) is RoundStatus.ACTIVE
+    assert setting.book.has_unconfirmed_status(ROUND_ID)
+    assert "status TALLYING" in setting.book.unconfirmed()[ROUND_ID]
+    assert setting.book.frozen(ROUND_ID) is None
+    setting.tell(recorded_round(1))
+    await setting.later(5)
+    await setting.sync()
+    assert setting.book.unconfirmed() == {}
+    assert len(setting.book.active()) == 1
+
+
+async def test_status_reported_by_only_node_before_end_is_taken_over_after_ten_blocks() -> None:
+    setting = Setting(now=VOTE_END - 3600)
+    await learn(setting)
+    setting.tell(recorded_round(1) | {"status": 2})
+    for _ in range(CONFIRMING_BLOCKS):
+        await setting.sync()
+        assert status_of(setting.book) is RoundStatus.ACTIVE
+        assert setting.book.has_unconfirmed_status(ROUND_ID)
+        await setting.later(1)
+    await setting.sync()
+    assert status_of(setting.book) is RoundStatus.TALLYING
+    assert setting.store.kept_rounds[ROUND_ID].status == RoundStatus.TALLYING
+    assert not setting.book.has_unconfirmed_status(ROUND_ID)
+
+
+@pytest.mark.parametrize("status", [2, 3])
+async def test_stored_round_that_two_nodes_report_as_active_again_is_revealed_again(status: int) -> None:
+    setting = Setting("a", "b")
+    setting.tell(recorded_round(1) | {"status": status})
+    setting.store.with_shares = {ROUND_ID}
+    await setting.book.restore()
+    await setting.sync()
+    assert status_of(setting.book) in (RoundStatus.TALLYING, RoundStatus.FINALIZED)
+    await setting.later()
+    setting.tell(recorded_round(1))
+    await setting.sync()
+    assert status_of(setting.book) is RoundStatus.ACTIVE
+    assert len(setting.book.active()) == 1
+    assert setting.book.frozen(ROUND_ID) is None
+    assert setting.store.kept_rounds[ROUND_ID].status == RoundStatus.ACTIVE
+
+
+async def test_round_that_one_of_two_nodes_lists_first_as_over_is_learnt_as_active() -> None:
+    setting = Setting("a", "b")
+    setting.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
+    await setting.sync()
+    assert status_of(setting.book) is RoundStatus.ACTIVE
+    assert len(setting.book.active()) == 1
+
+
+async def test_round_listed_as_over_by_first_node_is_unconfirmed_until_second_answers() -> None:
+    setting = Setting("a", "b")
+    setting.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
+    b = setting.network.nodes.pop("b")
+    await setting.sync()
+    assert setting.book.has_unconfirmed_status(ROUND_ID)
+    setting.network.nodes["b"] = b
+    await setting.later()
+    await setting.sync()
+    assert len(setting.book.active()) == 1
+
+
+async def test_frozen_round_with_waiting_shares_is_reported_until_it_is_shown_correctly() -> None:
+    setting = Setting()
+    await learn(setting)
+    setting.store.with_shares = {ROUND_ID}
+    setting.tell()
+    await setting.sync()
+    assert setting.book.frozen_shares() == {ROUND_ID: 1}
+    setting.tell(recorded_round(1))
+    await setting.later()
+    await setting.sync()
+    assert setting.book.frozen_shares() == {}
+
+
+def with_proposals(number: int) -> dict[str, Any]:
+    told = recorded_round(1)
+    return told | {"proposals": told["proposals"][:number]}
+
+
+def proposal_ids(book: RoundRegistry) -> list[int]:
+    known = book.get(ROUND_ID)
+    assert known is not None
+    return [proposal.id for proposal in known.proposals]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_proposals_that_one_of_two_nodes_reports_change_nothing(number: int) -> None:
+    setting = Setting("a", "b")
+    await learn(setting)
+    setting.nodes["a"].rounds = [with_proposals(number)]
+    for _ in range(2 * CONFIRMING_BLOCKS):
+        await setting.sync()
+        await setting.later(1)
+    assert proposal_ids(setting.book) == [1, 2]
+    assert setting.book.active() != []
+    del setting.network.nodes["b"]
+    await setting.later(5)
+    await setting.sync()
+    assert proposal_ids(setting.book) == [1, 2]
+    assert setting.book.has_unconfirmed_proposals(ROUND_ID)
+
+
+@pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
+async def test_proposals_change_once_confirmed(hosts: tuple[str, ...]) -> None:
+    setting = Setting(*hosts)
+    await learn(setting)
+    setting.tell(with_proposals(1))
+    await setting.sync()
+    if len(hosts) == 1:
+        assert proposal_ids(setting.book) == [1, 2]
+        await setting.later(CONFIRMING_BLOCKS)
+        await setting.sync()
+    assert proposal_ids(setting.book) == [1]
+    assert not setting.book.has_unconfirmed_proposals(ROUND_ID)
+
+
+async def test_proposals_of_round_without_any_are_learnt_at_once() -> None:
+    setting = Setting("a", "b")
+    setting.tell(with_proposals(0))
+    await setting.sync()
+    assert proposal_ids(setting.book) == []
+    setting.tell(recorded_round(1))
+    await setting.sync()
+    assert proposal_ids(setting.book) == [1, 2]

@@ -81,6 +81,8 @@ class FakeChain:
     cold: set[bytes] = field(default_factory=set)
     height: int = 0
     other_ends: dict[bytes, int] = field(default_factory=dict)
+    status_reports: set[bytes] = field(default_factory=set)
+    proposal_reports: set[bytes] = field(default_factory=set)
 
     def get(self, round_id: bytes) -> Round | None:
         return self.rounds.get(round_id)
@@ -99,6 +101,12 @@ class FakeChain:
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
         return self.other_ends.get(round_id)
+
+    def has_unconfirmed_status(self, round_id: bytes) -> bool:
+        return round_id in self.status_reports
+
+    def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
+        return round_id in self.proposal_reports
 
     def arrival(self) -> ShareArrival:
         return ShareArrival(self.clock.time, self.height, 0.0)

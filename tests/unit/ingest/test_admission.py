@@ -337,6 +337,28 @@ async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(house: Hou
     assert caught.value.status == 503, "it is due at once, and one of the two ends has passed"
 
 
+@pytest.mark.parametrize("status", [RoundStatus.ACTIVE, RoundStatus.TALLYING])
+async def test_intake_status_unconfirmed_answers_503_not_400(house: House, status: RoundStatus) -> None:
+    house.chain.rounds[ROUND_ID] = make_round(status)
+    house.chain.status_reports.add(ROUND_ID)
+    assert (await house.refused(make_share())).status == 503
+    house.chain.status_reports.clear()
+    house.chain.rounds[ROUND_ID] = make_round()
+    assert await house.intake.accept(make_share()) is Enqueued.QUEUED
+
+
+async def test_intake_proposals_unconfirmed_answers_429_not_400(house: House) -> None:
+    assert (await house.refused(make_share(proposal_id=40))).status == 400
+    house.chain.proposal_reports.add(ROUND_ID)
+    assert (await house.refused(make_share(proposal_id=40))).status == 429
+    house.chain.proposal_reports.clear()
+    house.chain.rounds[ROUND_ID] = dataclasses.replace(make_round(), proposals=())
+    assert (await house.refused(make_share())).status == 429
+    house.chain.rounds[ROUND_ID] = make_round()
+    house.chain.proposal_reports.add(ROUND_ID)
+    assert await house.intake.accept(make_share()) is Enqueued.QUEUED, "its choice is known"
+
+
 async def test_paused_while_held_is_503(house: House) -> None:
     no_leaf(house)
     house.chain.syncs = [lambda: setattr(house, "pause", "no fresh node"), idle]

@@ -17,7 +17,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import parse_share
 from helper.ingest.validator import ShareValidator
 from helper.store.rows import Enqueued
-from tests.unit.chain.fakes import recorded_round
+from tests.unit.chain.fakes import VOTE_END, recorded_round
 from tests.unit.chain.tree_fixtures import Chain, Setting
 from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, ROUND_ID, FakeChecks, FakeStore, body
 
@@ -50,6 +50,8 @@ class House(Setting):
 
     async def sync(self) -> None:
         await self.endpoints.check()
+        if self.nodes[0].rounds[0]["status"] in (2, 3):
+            self.rounds.processed(VOTE_END)
         await self.rounds.sync(self.nodes[0].height)
         await self.trees.sync(self.nodes[0].height)
 
