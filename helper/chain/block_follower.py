@@ -16,6 +16,7 @@ import structlog
 
 from helper.chain.block_history import IN_FLIGHT, OVERLAP, TRIES, HistoryReader, HistoryStore
 from helper.chain.block_source import BlockSource
+from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead, RoundStatus
 from helper.chain.node_pool import NodePool
@@ -32,6 +33,9 @@ PATIENCE_SECONDS: Final = 3.0
 that was counted meanwhile; a share that is due must not wait for more, as a second reveal is harmless and a missed one
 is not."""
 
+CURSOR_TRIES: Final = 10
+"""Heads in a row that must be far below the cursor before it is moved back."""
+
 _LONGEST_PAUSE = 10.0
 
 
@@ -44,6 +48,10 @@ class BlockFollowerStore(HistoryStore, Protocol):
 
     async def skip_to(self, height: int, *, first: int) -> None:
         """Move the cursor and record the blocks passed over as unread, from `first` on where there is no cursor."""
+        ...
+
+    async def move_back(self, height: int, *, first: int) -> None:
+        """Move the cursor down to `height` and record the blocks from `first` to it as unread."""
         ...
 
     async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> Collection[int]:
@@ -95,6 +103,7 @@ class BlockFollower:
         self._wake = asyncio.Event()
         self._done: BlockHead | None = None  # the head up to which there was nothing left to do
         self._was_arrived = False
+        self._heads_below = 0  # heads in a row that were far below the cursor
         self.height: int | None = None
         self.chain_time: float | None = None
         self.history = HistoryReader(
@@ -183,7 +192,11 @@ class BlockFollower:
             self.height = await self._store.cursor()
             if self.height is None:
                 return await self._begin(head.height)
+            self._endpoints.bounds.floor = self.height
             await self.history.load()
+        if self.height - head.height > SLACK_BLOCKS:
+            return await self._check_cursor(head)
+        self._heads_below = 0
         if head.height - self.height > LIVE_BLOCKS:
             await self._skip_to(head.height - OVERLAP)
             return True
@@ -262,6 +275,30 @@ class BlockFollower:
         created = [known.created_at_height for known in self._rounds.all() if known.status in statuses]
         first = min(created, default=head + 1)
         await self._skip_to(min(head, max(head - OVERLAP, first - 1)), first=first)
+        return True
+
+    async def _check_cursor(self, head: BlockHead) -> bool:
+        """The cursor is far above every node's head. Move it back once this was so for some blocks; True if it was.
+
+        The blocks of all open rounds are read again then: which of them were passed over is not known. That is
+        harmless, as a block may be applied twice.
+        """
+        assert self.height is not None
+        self._done = head
+        self._heads_below += 1
+        if self._heads_below == 1:
+            self._log.error(
+                "cursor_above_chain", height=self.height, reason=f"the newest block of all nodes is {head.height}"
+            )
+        if self._heads_below < CURSOR_TRIES or not self._rounds.synced:
+            return False
+        created = [known.created_at_height for known in self._rounds.open()]
+        target = max(0, head.height - OVERLAP)
+        await self._store.move_back(target, first=min(created, default=target + 1))
+        self._log.warning("cursor_moved_back", height=target, reason=f"it was {self.height}")
+        self.height = target
+        self._heads_below, self._done = 0, None
+        await self.history.load()
         return True
 
     async def _skip_to(self, height: int, *, first: int = 0) -> None:

@@ -67,6 +67,7 @@ class Health:
         absences: for each of them, our clock minus its time when it was last looked for and not there yet.
         block_seconds: between its two newest heads, by their own time and a block; infinity before there were two.
         error: what went wrong when it was last probed, None when nothing did.
+        implausible: why its newest block cannot be right, None when it can.
         rest_until: monotonic time before which it is not asked anything (but probed).
         rest_reason: why it rests.
         failures: calls that failed since the last that did not.
@@ -84,6 +85,7 @@ class Health:
     absences: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
     block_seconds: float = math.inf
     error: str | None = "not asked yet"
+    implausible: str | None = None
     rest_until: float = 0.0
     rest_reason: str = ""
     failures: int = 0
@@ -146,7 +148,7 @@ class Health:
         if self.syncing:
             return "it is catching up"
         resting = self.rest_reason if monotonic < self.rest_until else None
-        return limits.exceeded(now - head.time) or resting
+        return self.implausible or limits.exceeded(now - head.time) or resting
 
 
 @dataclass(slots=True, eq=False)

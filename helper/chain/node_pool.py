@@ -20,6 +20,7 @@ from typing import TypeVar
 import httpx
 import structlog
 
+from helper.chain.head_bounds import HeadBounds
 from helper.chain.models import BlockHead
 from helper.chain.node import Health, Limits, Node
 from helper.chain.node_http import TIMEOUT, Unanswered
@@ -67,6 +68,7 @@ class NodePool:
         all: every endpoint in order of preference.
         limits: how stale or skewed a node may be.
         clock: the time that everything here goes by.
+        bounds: judges whether the heights that nodes show are plausible.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class NodePool:
         self._listeners: list[Callable[[BlockHead | None], None]] = []
         self._times: OrderedDict[int, float] = OrderedDict()
         self._faults = RecentKeys(_FAULT_SECONDS)
+        self.bounds = HeadBounds(len(self.all))
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -340,6 +343,22 @@ class NodePool:
             health.error = str(error)
         else:
             health.saw(head, syncing=syncing, now=self.clock.now(), began=began)
+        self._judge_heads()
+
+    def _judge_heads(self) -> None:
+        """Judge the newest block of every node by those of the others."""
+        now, heads = self.clock.now(), dict[str, BlockHead]()
+        for endpoint in self.all:
+            health, head = endpoint.health, endpoint.health.head
+            if head is None or health.error is not None or health.syncing or self.limits.exceeded(now - head.time):
+                continue
+            if self.chain_id in (None, head.chain_id):
+                heads[endpoint.name] = head
+        self.bounds.update(heads)
+        for endpoint in self.all:
+            for health in (endpoint.health, endpoint.rpc_health):
+                if health.head is not None:
+                    health.implausible = self.bounds.problem(endpoint.name, health.head, heads)
 
     def settle(self) -> None:
         """After a probe: learn the chain's id if it is open, log what changed, tell who listens."""
@@ -371,7 +390,8 @@ class NodePool:
 
     def _tell(self, health: Health, judge: Callable[[Health], str | None], name: str, what: str) -> bool:
         head = health.head
-        if head is not None and head.chain_id == self.chain_id and health.error is None:
+        is_ours = head is not None and head.chain_id == self.chain_id
+        if head is not None and is_ours and health.error is None and health.implausible is None:
             health.highest = max(health.highest, head.height)
         reason = judge(health)
         if reason is None and head is not None:

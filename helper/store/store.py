@@ -377,6 +377,13 @@ class Store(QueueReader, ABC):
         """
         await self._writer.run(partial(chain_facts.skip_to, height=height, first=first))
 
+    async def move_back(self, height: int, *, first: int) -> None:
+        """Move the cursor down to `height` and record the blocks from `first` to it as unread.
+
+        Blocks above it are not recorded as unread any more. Nothing changes if the cursor is at `height` or below.
+        """
+        await self._writer.run(partial(chain_facts.move_back, height=height, first=first))
+
     async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
         """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
 

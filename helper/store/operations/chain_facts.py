@@ -158,6 +158,22 @@ def skip_to(tx: Transaction, height: int, first: int) -> None:
     set_meta(tx, CURSOR, str(height))
 
 
+def move_back(tx: Transaction, height: int, first: int) -> None:
+    """Move the cursor down to `height`; the blocks from `first` to it are unread, and none above it.
+
+    Nothing changes if the cursor is at `height` or below.
+    """
+    tx.alone()
+    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
+    if cursor is None or int(cursor) <= height:
+        return
+    ranges = remove_range(_unread(tx), height + 1, int(cursor))
+    if first <= height:
+        ranges = add_range(ranges, first, height)
+    set_meta(tx, UNREAD, format_ranges(ranges))
+    set_meta(tx, CURSOR, str(height))
+
+
 def apply_unread(tx: Transaction, first: int, last: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
     """Apply the nullifiers of unread blocks from `first` to `last`; these blocks are read from now on."""
     tx.alone()

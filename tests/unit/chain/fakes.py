@@ -254,6 +254,13 @@ class MemoryStore(PartialStore):
             self.unread = add_range(self.unread, first, height)
         self.reached = height
 
+    async def move_back(self, height: int, *, first: int) -> None:
+        self.heights = [seen for seen in self.heights if seen <= height]
+        self.reached = height
+        self.unread = remove_range(self.unread, height + 1, 2**63)
+        if first <= height:
+            self.unread = add_range(self.unread, first, height)
+
     async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
         self.unread = remove_range(self.unread, first, last)
         self.read_later.append((first, last))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.block_follower import PATIENCE_SECONDS, BlockFollower
+from helper.chain.block_follower import CURSOR_TRIES, PATIENCE_SECONDS, BlockFollower
 from helper.chain.block_history import IN_FLIGHT, TRIES
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
@@ -671,3 +671,36 @@ async def test_arrival_is_told_also_where_no_block_was_missed() -> None:
     await setting.follow()
     await setting.follow()
     assert (setting.listener.arrived, told) == (True, [100])
+
+
+async def test_wrong_head_of_one_of_two_nodes_does_not_move_the_cursor() -> None:
+    setting = Setting(rpc=False, height=100, cursor=98)
+    setting.network.nodes["other"] = Node(setting.clock, height=2**60)
+    setting.endpoints = setting.network.endpoints(setting.clock)
+    setting.rounds = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    setting.listener = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
+    setting.put(99, 1)
+    await setting.know_rounds()
+    await setting.follow()
+    assert await setting.store.cursor() == 100
+    assert setting.spent == [1]
+
+
+async def test_stored_cursor_far_above_the_chain_is_moved_back_after_some_blocks() -> None:
+    setting = Setting(rpc=False, height=1000, cursor=2**60)
+    setting.put(500, 1)
+    setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    await setting.know_rounds()
+    with capture_logs() as logs:
+        for _ in range(CURSOR_TRIES - 1):
+            await setting.follow()
+            await setting.follow()
+            assert await setting.store.cursor() == 2**60
+            setting.node.height += 1
+            setting.clock.advance(5)
+        await setting.follow()
+    events = [log["event"] for log in logs if log["event"].startswith("cursor")]
+    assert events == ["cursor_above_chain", "cursor_moved_back"]
+    assert setting.listener.height == setting.node.height == await setting.store.cursor()
+    assert setting.store.ours == {}, "blocks of open rounds are read again"
+    assert setting.store.unread == []

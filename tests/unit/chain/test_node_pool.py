@@ -134,6 +134,69 @@ async def test_a_reset_node_is_set_aside_until_it_has_caught_up() -> None:
     assert endpoints.usable
 
 
+async def test_head_far_above_that_of_another_node_is_ignored_and_reported() -> None:
+    clock = FakeClock()
+    a, b = Node(clock, height=2**60), Node(clock, height=463)
+    endpoints = Network(a=a, b=b).endpoints(clock, rpc=True)
+    await endpoints.check()
+    assert endpoints.head is not None
+    assert (endpoints.head.height, endpoints.newest_height, names(endpoints)) == (463, 463, ["b:1317"])
+    assert endpoints.reasons()["a:1317"] == f"its height {2**60} is implausible: 463 is known"
+    a.height = 463 + 50_000
+    await endpoints.check()
+    assert (endpoints.head.height, endpoints.newest_height) == (463, 463)
+    a.height = 464
+    await endpoints.check()
+    assert names(endpoints) == ["a:1317", "b:1317"], "nothing is remembered of the wrong height"
+
+
+async def test_head_of_lone_node_is_bounded_by_the_last_one_that_two_nodes_showed() -> None:
+    clock = FakeClock()
+    a, b = Node(clock), Node(clock)
+    network = Network(a=a, b=b)
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    del network.nodes["b"]
+    for _ in range(50):
+        clock.advance(1)
+        a.height += 90
+        await endpoints.check()
+    assert endpoints.head is None, "a lone node cannot move the bound step by step"
+    assert endpoints.newest_height < 463 + 100 + 50 / 0.1
+    network.nodes["b"] = b
+    b.height = a.height
+    await endpoints.check()
+    assert len(endpoints.fresh) == 2, "two nodes agree"
+
+
+async def test_head_of_only_node_may_grow_with_time_and_not_without() -> None:
+    clock = FakeClock()
+    node = Node(clock)
+    endpoints = Network(a=node).endpoints(clock)
+    await endpoints.check()
+    node.height += 7200
+    await endpoints.check()
+    assert "implausible" in str(endpoints.reasons()["a:1317"])
+    clock.advance(3600)
+    await endpoints.check()
+    assert endpoints.usable, "an outage of an hour"
+    node.height = 2**60
+    await endpoints.check()
+    assert not endpoints.usable
+    node.height = 463 + 7201
+    await endpoints.check()
+    assert endpoints.usable
+
+
+async def test_low_head_does_not_displace_heads_above_the_stored_cursor() -> None:
+    clock = FakeClock()
+    endpoints = Network(a=Node(clock, height=5), b=Node(clock, height=90_000)).endpoints(clock)
+    endpoints.bounds.floor = 89_000
+    await endpoints.check()
+    assert endpoints.head is not None
+    assert endpoints.head.height == 90_000
+
+
 async def test_a_configured_chain_is_not_learnt_from_a_node() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock, chain_id="other-9"), b=Node(clock)).endpoints(clock, chain_id="svote-1")

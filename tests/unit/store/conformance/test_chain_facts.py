@@ -105,6 +105,19 @@ async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: S
     assert (await store.cursor(), await store.unread_blocks()) == (100, [])
 
 
+async def test_move_back_lowers_the_cursor_and_records_blocks_as_unread(store: WholeStore, reopen: Reopen) -> None:
+    await store.skip_to(50, first=41)
+    await store.apply_unread(41, 50, [], now=NOW)
+    await store.skip_to(2**60, first=1)
+    await store.move_back(90, first=45)
+    await store.move_back(95, first=1)
+    await store.close()
+    store = await reopen()
+    assert (await store.cursor(), await store.unread_blocks()) == (90, [(45, 90)])
+    await store.apply_block(91, [], now=NOW)
+    assert await store.cursor() == 91
+
+
 @pytest.mark.rule("R12")
 async def test_unread_blocks_confirm_shares_and_leave_the_cursor(store: Store) -> None:
     await put(store, 1, 2)
