@@ -174,6 +174,8 @@ class ServiceHealth:
 
     def _blocks_missing(self) -> str | None:
         """Why it is not known what has counted, or None."""
+        if self._listener.disputed is not None:
+            return f"nodes show different reveals in block {self._listener.disputed}"
         if self._listener.stalled is not None:
             return f"no node has block {self._listener.stalled}"
         return None if self._listener.arrived else UNREAD

@@ -16,6 +16,7 @@ import structlog
 
 from helper.chain.block_history import IN_FLIGHT, OVERLAP, TRIES, HistoryReader, HistoryStore
 from helper.chain.block_source import BlockSource
+from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead, RoundStatus
@@ -89,8 +90,9 @@ class BlockFollower:
         self._store = store
         self._endpoints = endpoints
         self._rounds = rounds
-        self._source = BlockSource(endpoints)
-        self._sent = MissedBlocksCheck(store, endpoints)
+        self._quorum = CopyQuorum(endpoints)
+        self._source = BlockSource(endpoints, self._quorum)
+        self._sent = MissedBlocksCheck(store, endpoints, self._quorum)
         self._clock = clock
         self._on_block = on_block
         self._on_spent = on_spent
@@ -111,6 +113,7 @@ class BlockFollower:
             endpoints,
             rounds,
             clock=clock,
+            quorum=self._quorum,
             sent=self._sent,
             mine=mine,
             hurry=lambda: not self.arrived,
@@ -141,6 +144,11 @@ class BlockFollower:
     def stalled(self) -> int | None:
         """A height that no endpoint returns although it exists, None while all is well."""
         return self.history.stalled
+
+    @property
+    def disputed(self) -> int | None:
+        """A height at which nodes show different reveals, None while there is none."""
+        return self._quorum.disputed
 
     async def run(self) -> None:
         """Follow the chain for ever. On a new database it begins once the rounds were synced."""

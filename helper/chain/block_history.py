@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import structlog
 
 from helper.chain.block_source import BlockSource
+from helper.chain.copy_quorum import CopyQuorum, SecondCopyMissingError
 from helper.chain.missed_blocks import MissedBlocksCheck, MissedBlocksStore
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
@@ -59,6 +60,7 @@ class HistoryReader:
     """Reads unread blocks in the background.
 
     Args:
+        quorum: decides whether one node's copy of a block is enough.
         sent: asks about sent reveals by name where blocks are gone.
         mine: whether this host reads; where several share a database, one does.
         hurry: whether dispatch waits for the history; if not, the reader pauses as long as it works.
@@ -76,6 +78,7 @@ class HistoryReader:
         rounds: RoundRegistry,
         *,
         clock: Clock,
+        quorum: CopyQuorum,
         sent: MissedBlocksCheck,
         mine: Callable[[], bool],
         hurry: Callable[[], bool],
@@ -86,7 +89,8 @@ class HistoryReader:
         self._endpoints = endpoints
         self._rounds = rounds
         self._clock = clock
-        self._source = BlockSource(endpoints, rests=False)
+        self._quorum = quorum
+        self._source = BlockSource(endpoints, quorum, rests=False)
         self._sent = sent
         self._mine = mine
         self._hurry = hurry
@@ -185,19 +189,36 @@ class HistoryReader:
             if endpoint.rpc is None or resting or endpoint.height < last + OVERLAP:
                 continue
             try:
-                return [
-                    (known.round_id, nullifier)
+                found = [
+                    (height, (known.round_id, nullifier))
                     for known in self._rounds.open()
-                    for _, nullifier in await endpoint.rpc.tx_search_reveals(known.round_id, first, last)
+                    for height, nullifier in await endpoint.rpc.tx_search_reveals(known.round_id, first, last)
                 ]
             except ChainError as error:  # it may keep no index; its blocks are as good as before
                 self._unindexed[endpoint.name] = self._clock.monotonic() + UNINDEXED_SECONDS
                 log.info("history_search_refused", endpoint=endpoint.name, reason=str(error))
+                continue
+            if self._quorum.needs_two:
+                return await self._read_blocks(sorted({height for height, _ in found}))
+            return [spent for _, spent in found]
         return None
+
+    async def _read_blocks(self, heights: Sequence[int]) -> list[Spent] | None:
+        """The reveals of the blocks that a search found, as two nodes show them; None while one is not known."""
+        spent: list[Spent] = []
+        for start in range(0, len(heights), IN_FLIGHT):
+            batch = heights[start : start + IN_FLIGHT]
+            blocks, problem = await self._source.fetch_leading(batch)
+            if problem is not None:
+                raise problem
+            if len(blocks) < len(batch):
+                return None
+            spent += [one for block in blocks for one in block.reveals]
+        return spent
 
     async def _on_missing(self, height: int, problem: ChainError | None) -> bool:
         """The newest unread block could not be had; True if it was left out because no node has it any more."""
-        if self._endpoints.usable:
+        if self._endpoints.usable and not isinstance(problem, SecondCopyMissingError):
             self._tries += 1
             if self._tries >= TRIES and self.stalled != height:
                 self.stalled = height

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from typing import NoReturn
 
+from helper.chain.copy_quorum import BlockDisputedError, CopyQuorum, SecondCopyMissingError
 from helper.chain.gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
@@ -20,15 +22,19 @@ _TX_AT_ONCE = 8
 
 
 class BlockSource:
-    """Blocks from whichever endpoint has them.
+    """Blocks from whichever endpoint has them; where two are configured, two must show the same reveals.
+
+    Every block with reveals is compared, not only those with ours: the requests then show nothing about our shares.
 
     Args:
+        quorum: decides whether one copy of a block is enough.
         rests: whether an endpoint that fails is set aside for a while, as for every other call. Old blocks are read
             without that: a node that cannot return one of them is as good as before for shares that are due.
     """
 
-    def __init__(self, endpoints: NodePool, *, rests: bool = True) -> None:
+    def __init__(self, endpoints: NodePool, quorum: CopyQuorum, *, rests: bool = True) -> None:
         self._endpoints = endpoints
+        self._quorum = quorum
         self._rests = rests
 
     async def fetch(self, height: int, *, thorough: bool = False) -> BlockResults | None:
@@ -38,14 +44,18 @@ class BlockSource:
         results of executed blocks).
 
         Raises `HeightGoneError` when everyone who may be asked says that the height is gone (with the lowest
-        height that any of them has), `ChainUnavailable` when nobody could be asked, and `ChainAnswerError` when
-        everyone who was asked refused.
+        height that any of them has), `ChainUnavailable` when nobody could be asked, `ChainAnswerError` when everyone
+        who was asked refused, `SecondCopyMissingError` while a second node has to show the reveals, and
+        `BlockDisputedError` when nodes show different ones.
         """
         refused: ChainError | None = None
         gone: list[HeightGoneError] = []
         asked = to_come = False
-        for endpoint, rpc in self._sources():
-            if to_come and not rpc and not thorough:
+        copies: list[tuple[Node, BlockResults]] = []
+        sources = list(self._sources())
+        while sources:
+            endpoint, rpc = sources.pop(0)
+            if to_come and not rpc and not thorough and not copies:
                 break
             try:
                 results = await (self._by_rpc if rpc else self._by_rest)(endpoint, height)
@@ -57,17 +67,18 @@ class BlockSource:
                     self._endpoints.failed(endpoint, error, rpc=rpc)
                 refused, asked = error, asked or not isinstance(error, ChainUnavailable)
                 continue
-            if results is not None:
+            if results is None:
+                to_come = True
+                continue
+            if not copies and not (results.reveals and self._quorum.needs_two):
                 return results
-            to_come = True
-        if to_come:
-            return None
-        if gone and refused is None:
-            told = [error.lowest for error in gone if error.lowest is not None]
-            raise HeightGoneError(f"block {height}: {gone[-1]}", min(told, default=None))
-        if gone or asked:
-            raise ChainAnswerError(f"block {height}: {refused}")
-        raise ChainUnavailable(f"block {height}: {refused or 'no endpoint is fresh'}")
+            copies.append((endpoint, results))
+            sources.sort(key=lambda source: source[0] in [node for node, _ in copies])
+            if (agreed := self._agreed(copies, height)) is not None:
+                return agreed
+        if copies:
+            return self._judge(copies, height)
+        return None if to_come else _nothing(height, gone, refused, asked=asked)
 
     async def fetch_leading(
         self, heights: Sequence[int], *, thorough: bool = False
@@ -89,6 +100,27 @@ class BlockSource:
                 return leading, result
             leading.append(result)
         return leading, None
+
+    def _agreed(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults | None:
+        """The copy that two nodes show, None without one. Nodes that show another one are set aside."""
+        node, newest = copies[-1]
+        if not any(other is not node and set(copy.reveals) == set(newest.reveals) for other, copy in copies[:-1]):
+            return None
+        self._quorum.note_agreement(height)
+        right = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
+        for other in {other for other, _ in copies} - right:
+            self._endpoints.failed(other, ChainAnswerError(f"block {height}: two other nodes show different reveals"))
+        return newest
+
+    def _judge(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults:
+        """The only copy of a block, once it is enough."""
+        names = sorted({node.name for node, _ in copies})
+        if len(names) > 1:
+            self._quorum.note_dispute(height, ", ".join(names))
+            raise BlockDisputedError(f"block {height}: {', '.join(names)} show different reveals")
+        if not self._quorum.accept_one(height):
+            raise SecondCopyMissingError(f"block {height}: no second node has shown its reveals yet")
+        return copies[0][1]
 
     def _sources(self) -> Iterator[tuple[Node, bool]]:
         for endpoint in self._endpoints.fresh_rpc:
@@ -133,3 +165,13 @@ class BlockSource:
             return []
         message = RevealMessage.from_tx(tx)
         return [(message.round_id, message.nullifier)]
+
+
+def _nothing(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, asked: bool) -> NoReturn:
+    """Raise the reason why no node has shown a block, as `BlockSource.fetch` documents."""
+    if gone and refused is None:
+        told = [error.lowest for error in gone if error.lowest is not None]
+        raise HeightGoneError(f"block {height}: {gone[-1]}", min(told, default=None))
+    if gone or asked:
+        raise ChainAnswerError(f"block {height}: {refused}")
+    raise ChainUnavailable(f"block {height}: {refused or 'no endpoint is fresh'}")

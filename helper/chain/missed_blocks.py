@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from helper.chain.copy_quorum import CopyQuorum
+from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rpc_client import Spent
 from helper.chain.verdicts import Verdict
@@ -48,8 +50,9 @@ class MissedBlocksStore(Protocol):
 class MissedBlocksCheck:
     """Finds out which sent reveals were counted, once blocks are missing."""
 
-    def __init__(self, store: MissedBlocksStore, endpoints: NodePool) -> None:
+    def __init__(self, store: MissedBlocksStore, endpoints: NodePool, quorum: CopyQuorum) -> None:
         self._store = store
+        self._quorum = quorum
         self._endpoints = endpoints
         self._known: bool | None = None
 
@@ -107,23 +110,36 @@ class MissedBlocksCheck:
         return counted
 
     async def _is_counted(self, reveal: SentReveal) -> bool:
-        """By the chain's state where a consensus RPC can be asked, else by the fate of our own transaction."""
+        """By the chain's state where a consensus RPC can be asked, else by the fate of our own transaction.
+
+        Where two nodes are configured, two must say so, as for a block.
+        """
+        needed = 1 if self._quorum.is_alone else 2
+        answered: set[Node] = set()
+        counted: set[Node] = set()
         for endpoint in self._endpoints.fresh_rpc:
             assert endpoint.rpc is not None
             try:
-                return await endpoint.rpc.spent(reveal.round_id, reveal.nullifier)
+                is_spent = await endpoint.rpc.spent(reveal.round_id, reveal.nullifier)
             except ChainError as error:
                 self._endpoints.failed(endpoint, error, rpc=True)
-        answered = False
+                continue
+            answered.add(endpoint)
+            counted |= {endpoint} if is_spent else set()
+            if len(answered) >= needed:
+                return len(counted) >= needed
         for endpoint in self._endpoints.fresh:
+            if endpoint in answered:
+                continue
             try:
                 result = await endpoint.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
                 self._endpoints.failed(endpoint, error)
                 continue
-            answered = True
-            if result is not None and result.code == 0:
+            answered.add(endpoint)
+            counted |= {endpoint} if result is not None and result.code == 0 else set()
+            if len(counted) >= needed:
                 return True
-        if not answered:
-            raise ChainUnavailable("nobody could be asked about a reveal that was sent")
+        if len(answered) < needed:
+            raise ChainUnavailable("too few nodes could be asked about a reveal that was sent")
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.block_follower import CURSOR_TRIES, PATIENCE_SECONDS, BlockFollower
 from helper.chain.block_history import IN_FLIGHT, TRIES
+from helper.chain.copy_quorum import ALONE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
@@ -573,7 +575,7 @@ async def test_nothing_is_left_out_before_the_sent_ones_were_asked_about() -> No
     setting.store.sent = [sent(1)]
     setting.node.faults["/tx/"] = lambda _: answer(502, {"error": "no consensus"})
     await setting.know_rounds()
-    with pytest.raises(ChainError, match="nobody could be asked"):
+    with pytest.raises(ChainError, match="too few nodes could be asked"):
         await setting.follow()
     assert setting.store.unread == [(101, 994)]
     setting.node.faults.clear()
@@ -679,11 +681,9 @@ async def test_wrong_head_of_one_of_two_nodes_does_not_move_the_cursor() -> None
     setting.endpoints = setting.network.endpoints(setting.clock)
     setting.rounds = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
     setting.listener = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock)
-    setting.put(99, 1)
     await setting.know_rounds()
     await setting.follow()
     assert await setting.store.cursor() == 100
-    assert setting.spent == [1]
 
 
 async def test_stored_cursor_far_above_the_chain_is_moved_back_after_some_blocks() -> None:
@@ -704,3 +704,111 @@ async def test_stored_cursor_far_above_the_chain_is_moved_back_after_some_blocks
     assert setting.listener.height == setting.node.height == await setting.store.cursor()
     assert setting.store.ours == {}, "blocks of open rounds are read again"
     assert setting.store.unread == []
+
+
+class Pair(Setting):
+    """A listener over two nodes or three, with a share of ours that is in no block."""
+
+    def __init__(self, *others: str, rpc: bool, height: int = 100, cursor: int = 98) -> None:
+        super().__init__(rpc=rpc, height=height, cursor=cursor)
+        self.others = [Node(self.clock, height=height) for _ in others or ("other",)]
+        self.network.nodes |= dict(zip(others or ("other",), self.others, strict=True))
+        self.endpoints = self.network.endpoints(self.clock, rpc=rpc)
+        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+        self.listener = BlockFollower(self.store, self.endpoints, self.rounds, clock=self.clock)
+
+    async def try_to_follow(self, seconds: int) -> None:
+        """Follow for this many seconds, whatever error comes."""
+        for _ in range(seconds):
+            with contextlib.suppress(ChainError):
+                await self.follow()
+            self.clock.advance(1)
+
+
+@both
+async def test_reveal_that_one_of_two_nodes_forges_confirms_nothing_and_is_reported(rpc: bool) -> None:
+    setting = Pair(rpc=rpc)
+    setting.put(99, 1)
+    with capture_logs() as logs:
+        await setting.try_to_follow(3 * int(ALONE_SECONDS))
+    assert setting.store.ours != {}
+    assert setting.store.spent == []
+    assert setting.listener.disputed == 99
+    assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
+    assert setting.listener.height == 100, "later blocks are followed"
+    setting.others[0].include(99, reveal(1).to_tx(), included(1))
+    await setting.try_to_follow(1)
+    assert setting.store.ours == {}
+    assert setting.listener.disputed is None
+
+
+@both
+async def test_reveal_that_two_nodes_show_is_confirmed_at_once(rpc: bool) -> None:
+    setting = Pair(rpc=rpc)
+    setting.put(99, 1)
+    setting.others[0].include(99, reveal(1).to_tx(), included(1))
+    await setting.follow()
+    assert setting.store.ours == {}
+    blocks = [path for path in setting.others[0].asked if "block_results" in path or "/blocks/1" in path]
+    assert not any("100" in path for path in blocks), "a block without reveals is read from one node"
+    assert reveal(1).nullifier.hex() not in " ".join(setting.others[0].asked)
+
+
+@both
+async def test_reveal_that_two_of_three_nodes_do_not_show_is_not_confirmed(rpc: bool) -> None:
+    setting = Pair("second", "third", rpc=rpc)
+    setting.put(99, 1)
+    for node in setting.others:
+        node.include(99, reveal(2).to_tx(), included(2))
+    await setting.follow()
+    assert setting.spent == [2]
+    assert setting.store.ours != {}
+    assert setting.listener.disputed is None
+
+
+@both
+async def test_reveal_waits_for_an_unreachable_second_node_for_a_bounded_time(rpc: bool) -> None:
+    setting = Pair(rpc=rpc)
+    del setting.network.nodes["other"]
+    setting.put(99, 1)
+    await setting.try_to_follow(int(ALONE_SECONDS) - 1)
+    assert setting.store.ours != {}
+    assert setting.listener.stalled is None
+    await setting.try_to_follow(3)
+    assert setting.store.ours == {}
+    assert setting.store.unread == []
+
+
+async def test_reveals_that_one_node_finds_by_search_are_compared_block_by_block() -> None:
+    setting = Pair(rpc=True, height=5000, cursor=100)
+    setting.put(300, 1)
+    setting.put(400, 2)
+    setting.others[0].include(400, reveal(2).to_tx(), included(2))
+    await setting.know_rounds()
+    await setting.try_to_follow(3)
+    assert setting.store.ours != {}
+    assert setting.listener.disputed == 300
+    setting.others[0].include(300, reveal(1).to_tx(), included(1))
+    await setting.try_to_follow(3)
+    assert setting.store.ours == {}
+    assert setting.spent == [1, 2]
+
+
+@both
+async def test_sent_reveal_that_one_of_two_nodes_calls_spent_is_not_confirmed(rpc: bool) -> None:
+    setting = Pair(rpc=rpc, height=1000, cursor=100)
+    for node in (setting.node, *setting.others):
+        node.lowest = 995
+        node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
+    setting.store.sent = [sent(1)]
+    setting.put(500, 1)
+    setting.node.spent.add(reveal(1).nullifier)
+    await setting.know_rounds()
+    await setting.follow()
+    assert setting.store.ours != {}
+    setting.store.sent = [sent(1)]
+    setting.others[0].spent.add(reveal(1).nullifier)
+    setting.others[0].include(500, reveal(1).to_tx(), included(1))
+    await setting.listener._sent.bridge(994)
+    assert setting.store.ours == {}

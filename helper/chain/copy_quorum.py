@@ -1,0 +1,100 @@
+"""How many nodes must show a block's reveals before shares are confirmed, and so erased, by them.
+
+A share that is erased by mistake is lost, while one that is confirmed late is sent again without harm. So where two or
+more nodes are configured, two must show the same reveals in a block. While no second node can show the block, it is
+waited for, for a bounded time: an outage of all nodes but one must not keep shares from being erased for good.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from helper.chain.models import BlockHead
+from helper.chain.node_pool import NodePool
+from helper.errors import ChainAnswerError, ChainUnavailable
+
+ALONE_SECONDS: Final = 40.0
+"""How long a second copy is waited for; then one node's word counts until another node is fresh again. Longer than a
+node rests after errors, as one that rests is not away."""
+_WAITS_KEPT: Final = 10_000
+
+log = structlog.get_logger("helper.chain")
+
+
+class BlockDisputedError(ChainAnswerError):
+    """Nodes show different reveals in a block."""
+
+
+class SecondCopyMissingError(ChainUnavailable):
+    """No second node has shown the block yet."""
+
+
+class CopyQuorum:
+    """Decides whether what some nodes show is enough.
+
+    Attributes:
+        disputed: a height at which nodes show different reveals, None while there is none.
+    """
+
+    def __init__(self, endpoints: NodePool) -> None:
+        self._endpoints = endpoints
+        self._clock = endpoints.clock
+        self._alone_since: float | None = None  # monotonic
+        self._waits: dict[int, float] = {}  # since when a second copy is missing, monotonic, by height
+        self._is_reported = False
+        self.disputed: int | None = None
+        endpoints.on_probe(self._on_probe)
+
+    @property
+    def needs_two(self) -> bool:
+        """Whether two nodes are configured, so that one is not enough."""
+        return len(self._endpoints.all) > 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no second node was fresh for so long that one node's word counts."""
+        since = self._alone_since
+        return not self.needs_two or (since is not None and self._clock.monotonic() - since >= ALONE_SECONDS)
+
+    def accept_one(self, height: int) -> bool:
+        """Whether one copy of a block is enough, as no second one could be had."""
+        if not self.needs_two:
+            return True
+        now = self._clock.monotonic()
+        if not self.is_alone and now - self._waits.setdefault(height, now) < ALONE_SECONDS:
+            if len(self._waits) > _WAITS_KEPT:
+                del self._waits[next(iter(self._waits))]
+            return False
+        self._waits.pop(height, None)
+        if not self._is_reported:
+            self._is_reported = True
+            log.warning("reveals_confirmed_by_one_node", height=height, reason="no second node shows this block")
+        return True
+
+    def note_agreement(self, height: int) -> None:
+        """Two nodes show the same reveals in a block."""
+        self._waits.pop(height, None)
+        self._is_reported = False
+        if self.disputed == height:
+            log.info("block_dispute_resolved", height=height)
+            self.disputed = None
+
+    def note_dispute(self, height: int, names: str) -> None:
+        """Nodes show different reveals in a block; logged once a height."""
+        if self.disputed != height:
+            log.error(
+                "block_disputed",
+                height=height,
+                endpoint=names,
+                reason="these nodes show different reveals in this block; none of its shares is confirmed",
+                advice="Find out which node is wrong and remove it from [chain] endpoints.",
+            )
+        self.disputed = height
+
+    def _on_probe(self, _head: BlockHead | None) -> None:
+        if len(self._endpoints.fresh) > 1:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = self._clock.monotonic()
