@@ -241,8 +241,8 @@ class ServiceHealth:
         return DispatchGate(
             rounds,
             head.time + self._tolerance,
-            self._circuits.paused or self._all_rounds_paused(),
-            one_at_a_time=self._circuits.is_guess,
+            self._circuits.blocked or self._all_rounds_paused(),
+            one_at_a_time=self._circuits.is_guess or self._circuits.paused is not None,
         )
 
     def _age_of(self, time: float | None) -> float | None:

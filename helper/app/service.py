@@ -378,6 +378,7 @@ class Service:
 
     def _on_block(self, _height: int) -> None:
         self._new_block.set()
+        self.circuits.note_block()
         self.processor.wake()
 
     def _on_confirmed(self, share_ids: list[int]) -> None:

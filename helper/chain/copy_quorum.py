@@ -15,9 +15,10 @@ from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.errors import ChainAnswerError, ChainUnavailable
 
-ALONE_SECONDS: Final = 40.0
-"""How long a second copy is waited for; then one node's word counts until another node is fresh again. Longer than a
-node rests after errors, as one that rests is not away."""
+ALONE_SECONDS: Final = 10.0
+"""How long all other nodes must be unreachable, stale or of another chain before one node's word counts."""
+UNABLE_SECONDS: Final = 40.0
+"""How long a block waits for a reachable second node that does not show it. Longer than a node rests after errors."""
 _WAITS_KEPT: Final = 10_000
 
 log = structlog.get_logger("helper.chain")
@@ -54,7 +55,7 @@ class CopyQuorum:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no second node was fresh for so long that one node's word counts."""
+        """Whether no second node was in sync for so long that one node's word counts."""
         since = self._alone_since
         return not self.needs_two or (since is not None and self._clock.monotonic() - since >= ALONE_SECONDS)
 
@@ -63,7 +64,7 @@ class CopyQuorum:
         if not self.needs_two:
             return True
         now = self._clock.monotonic()
-        if not self.is_alone and now - self._waits.setdefault(height, now) < ALONE_SECONDS:
+        if not self.is_alone and now - self._waits.setdefault(height, now) < UNABLE_SECONDS:
             if len(self._waits) > _WAITS_KEPT:
                 del self._waits[next(iter(self._waits))]
             return False
@@ -94,7 +95,7 @@ class CopyQuorum:
         self.disputed = height
 
     def _on_probe(self, _head: BlockHead | None) -> None:
-        if len(self._endpoints.fresh) > 1:
+        if self._endpoints.in_sync > 1:
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = self._clock.monotonic()

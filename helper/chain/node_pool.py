@@ -125,6 +125,13 @@ class NodePool:
         return any(reason(endpoint.health) is None for endpoint in self.all)
 
     @property
+    def in_sync(self) -> int:
+        """Number of nodes that answer with new blocks of this chain, those that rest after an error among them."""
+        now, limits = self.clock.now(), self.limits
+        reasons = [e.health.reason(self.chain_id, limits, now=now, monotonic=math.inf) for e in self.all]
+        return reasons.count(None)
+
+    @property
     def out_of_step(self) -> bool:
         """Whether every node answers and none is of use (another chain, old blocks, a reset): waiting does not help,
         as it may with nodes that are away.

@@ -25,7 +25,7 @@ COST = {NEWER: 1.0, OLDER: 6.0}
 FIRST_WITH_NEWER = (1, 3, 0)
 """Version of the chain's node from which on it verifies the newer generation."""
 PAUSE_SECONDS = 60.0
-"""How long a refusal of the generation set by hand pauses the queue before a share is tried again."""
+"""How long a refusal of all that may be proven pauses the queue. One share is tried at each block meanwhile."""
 HEARD_SECONDS = 10.0
 """For how long a pause that another host told of holds unless it is told again."""
 
@@ -63,6 +63,7 @@ class CircuitSelector:
         self._refused: dict[int, set[str]] = {}
         self._paused_until: float | None = None
         self._pause_reason = ""
+        self._may_try = False  # whether a block came since the last refusal
         self.current = NEWER if self._auto else setting
 
     @staticmethod
@@ -111,6 +112,7 @@ class CircuitSelector:
             self.current = circuit
         if reason:
             self._paused_until, self._pause_reason = self._clock.monotonic() + HEARD_SECONDS, reason
+            self._may_try = False
         elif told is not None:
             self._paused_until = None
 
@@ -135,6 +137,17 @@ class CircuitSelector:
             return None
         return self._pause_reason
 
+    @property
+    def blocked(self) -> str | None:
+        """Why no share may be proven now, or None: the queue is paused, and no block came since the last refusal."""
+        return None if self._may_try else self.paused
+
+    def note_block(self) -> None:
+        """A block came: where the queue is paused, one share may try again. A node that refused all may be well again,
+        and a pause by the clock alone would hold up all due shares for the rest of it.
+        """
+        self._may_try = self.paused is not None
+
     async def accepted(self, circuit: str) -> None:
         """The chain took a proof of this generation."""
         self._paused_until = None
@@ -148,7 +161,7 @@ class CircuitSelector:
         """The chain refused a proof of this generation that our own verifier accepts; no attempt is spent on it.
 
         The next proof is of the other generation. Where that is not allowed, or was refused for this share too, the
-        queue pauses: a share is tried again after `PAUSE_SECONDS`, as chains are upgraded and nodes mended.
+        queue pauses: a share is tried again at the next block, as chains are upgraded and nodes repaired.
         """
         if not self._auto:
             self._pause(
@@ -166,9 +179,12 @@ class CircuitSelector:
             self._pause("the chain refuses valid proofs of both circuits: ask whether its nodes are well")
 
     def _pause(self, reason: str) -> None:
+        is_known = self.paused == reason
         self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
         self._pause_reason = reason
-        log.error("the chain refuses valid proofs", reason=reason)
+        self._may_try = False
+        if not is_known:
+            log.error("the chain refuses valid proofs", reason=reason)
 
     def forget(self, share_id: int) -> None:
         """This share is done with."""

@@ -161,6 +161,12 @@ class FakeRounds:
     def frozen(self, round_id: bytes) -> str | None:
         return self.odd.get(round_id)
 
+    def frozen_shares(self) -> dict[bytes, int]:
+        return {}
+
+    def unconfirmed(self) -> dict[bytes, str]:
+        return dict(self.odd)
+
     def all(self) -> list[Round]:
         return self.active()
 

@@ -138,7 +138,9 @@ class Line:
         self.make_broadcaster = partial(Broadcaster, **way, verifier=self.prover)
         self.broadcaster = self.make_broadcaster()
         self.retention = Retention(**common, rounds=self.rounds, purge_after=24 * HOUR)
-        self.listener = SimpleNamespace(arrived=True, stalled=None, history=SimpleNamespace(blocks_left=0))
+        self.listener = SimpleNamespace(
+            arrived=True, disputed=None, stalled=None, history=SimpleNamespace(blocks_left=0)
+        )
         self.vitals = ServiceHealth(
             store=self.store,
             endpoints=self.endpoints,
@@ -188,6 +190,7 @@ class Line:
         """A block comes and is processed, without any share of ours in it."""
         self.clock.advance(5)
         self.block()
+        self.circuits.note_block()
         await self.broadcaster.reconcile(self.height)
 
     def all_nodes(self, answer: Answer) -> None:

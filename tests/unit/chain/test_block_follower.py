@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.block_follower import CURSOR_TRIES, PATIENCE_SECONDS, BlockFollower
 from helper.chain.block_history import IN_FLIGHT, TRIES
-from helper.chain.copy_quorum import ALONE_SECONDS
+from helper.chain.copy_quorum import ALONE_SECONDS, UNABLE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
@@ -731,7 +731,7 @@ async def test_reveal_that_one_of_two_nodes_forges_confirms_nothing_and_is_repor
     setting = Pair(rpc=rpc)
     setting.put(99, 1)
     with capture_logs() as logs:
-        await setting.try_to_follow(3 * int(ALONE_SECONDS))
+        await setting.try_to_follow(3 * int(UNABLE_SECONDS))
     assert setting.store.ours != {}
     assert setting.store.spent == []
     assert setting.listener.disputed == 99
@@ -778,6 +778,18 @@ async def test_reveal_waits_for_an_unreachable_second_node_for_a_bounded_time(rp
     await setting.try_to_follow(3)
     assert setting.store.ours == {}
     assert setting.store.unread == []
+
+
+async def test_reveal_waits_longer_for_a_second_node_that_only_rests_after_errors() -> None:
+    setting = Pair(rpc=False)
+    setting.put(99, 1)
+    setting.others[0].faults["/blocks/99"] = lambda _: httpx.Response(500, content=b"<html>")
+    await setting.try_to_follow(2 * int(ALONE_SECONDS))
+    assert setting.store.ours != {}
+    setting.others[0].faults.clear()
+    await setting.try_to_follow(int(UNABLE_SECONDS))
+    assert setting.store.ours != {}
+    assert setting.listener.disputed == 99
 
 
 async def test_reveals_that_one_node_finds_by_search_are_compared_block_by_block() -> None:

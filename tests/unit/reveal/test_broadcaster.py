@@ -322,6 +322,30 @@ async def test_a_circuit_set_by_hand_pauses_the_queue_and_spends_nothing(tmp_pat
             assert await line.turns_at_rest() == 0
 
 
+async def test_queue_paused_by_refusals_tries_one_share_a_block_and_resumes_at_the_next(tmp_path: Path) -> None:
+    async with open_line(tmp_path / "queue.db", circuit="k11") as line:
+        line.all_nodes(BAD_PROOF)
+        async with line.running():
+            await line.put(1, 2, 3)
+            await line.settle()
+            while line.circuits.paused is None:
+                await line.next_block()
+                await line.settle()
+            refused = len(line.prover.positions)
+            for _ in range(2):
+                await line.next_block()
+                await line.settle()
+                assert len(line.prover.positions) <= refused + 2
+            assert line.circuits.paused is not None
+            line.all_nodes(ACCEPTS)
+            blocks = 0
+            while 4 not in {state for _, state in line.states().items()} or line.circuits.paused is not None:
+                await line.next_block()
+                await line.settle()
+                blocks += 1
+                assert blocks <= 3, "the pause is not waited for"
+
+
 @pytest.mark.rule("R15")
 async def test_a_message_that_can_never_be_taken_fails_and_is_reported(line: Line) -> None:
     line.all_nodes(refuses("invalid message field: proposal", 9))

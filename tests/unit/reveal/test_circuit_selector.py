@@ -158,3 +158,17 @@ def test_host_that_only_proves_hears_which_circuit_was_accepted(clock: FakeClock
     assert (prover.current, prover.is_guess) == ("k11", True)
     prover.hear("k11", "k11")
     assert not prover.is_guess
+
+
+@pytest.mark.parametrize("setting", ["auto", "k10"])
+def test_paused_selector_allows_a_trial_once_a_block_came(setting: str, clock: FakeClock, memory: Memory) -> None:
+    selector = choice(setting, clock, memory)
+    selector.begin("svote-1", "", None)
+    selector.note_block()
+    for _ in range(2):
+        for circuit in ("k10", "k11"):
+            selector.refused(1, circuit)
+        assert selector.blocked is not None, "a block before the refusal says nothing"
+        selector.note_block()
+        assert selector.blocked is None
+        assert selector.paused is not None, "it is reported until a proof is accepted"
