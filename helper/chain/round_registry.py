@@ -42,12 +42,16 @@ from helper.chain.round_changes import (
     without_changes,
 )
 from helper.clock import Clock
+from helper.core.share import ShareState
 from helper.errors import ChainAnswerError, ChainError, WrongChain
 from helper.store.store import Store
 
 # The order in which a round's status moves.
 _ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2, RoundStatus.FINALIZED: 3}
 _WAITING = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
+
+MAX_PAST_ROUNDS = 4096
+"""Rounds remembered that were over when first listed. A node can list any number of them."""
 
 # A node this many blocks before the height at which something was learnt may honestly not know it yet.
 _LAG = 3
@@ -475,9 +479,14 @@ class RoundRegistry:
     def _note_past(self, listed: list[Round]) -> None:
         """Remember rounds that have nothing of ours, in memory only."""
         for told in listed:
-            known = (self._rounds, self._ours, self._forgotten, self._frozen)
-            if told.status in OVER and not any(told.round_id in rounds for rounds in known):
+            seen = (self._rounds, self._ours, self._forgotten, self._frozen)
+            if told.status in OVER and not any(told.round_id in rounds for rounds in seen):
                 self._past[told.round_id] = told
+        while len(self._past) > MAX_PAST_ROUNDS:
+            del self._past[next(iter(self._past))]
+        known = (self._rounds, self._ours, self._frozen, self._past)
+        for round_id in [one for one in self._said_over if not any(one in rounds for rounds in known)]:
+            del self._said_over[round_id]
 
     async def _keep_chain(self) -> None:
         """Rounds of two chains never meet in one database."""
@@ -614,5 +623,7 @@ class RoundRegistry:
 
     def _is_news(self, told: Round) -> bool:
         if any(told.round_id in rounds for rounds in (self._past, self._forgotten, self._frozen)):
+            return False
+        if told.status in OVER and told.round_id not in self._rounds and told.round_id not in self._ours:
             return False
         return told != self._rounds.get(told.round_id)

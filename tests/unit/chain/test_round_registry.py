@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain import round_registry
 from helper.chain.models import RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.round_changes import CONFIRMING_BLOCKS
@@ -723,3 +724,18 @@ async def test_proposals_of_round_without_any_are_learnt_at_once() -> None:
     setting.tell(recorded_round(1))
     await setting.sync()
     assert proposal_ids(setting.book) == [1, 2]
+
+
+async def test_listed_over_rounds_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_registry, "MAX_PAST_ROUNDS", 3)
+    setting = Setting()
+    for start in range(1, 9):
+        ids = [bytes([start + number]) * 32 for number in range(4)]
+        setting.tell(recorded_round(1), *(over() | {"vote_round_id": b64encode(one).decode()} for one in ids))
+        await setting.sync()
+        await setting.later(1)
+
+    assert len(setting.book._past) <= 3
+    assert len(setting.book._said_over) <= 4
+    assert [one.round_id for one in setting.book.all()] == [ROUND_ID]
+    assert set(setting.store.kept_rounds) == {ROUND_ID}

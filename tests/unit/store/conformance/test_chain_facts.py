@@ -105,7 +105,7 @@ async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: S
     assert (await store.cursor(), await store.unread_blocks()) == (100, [])
 
 
-async def test_move_back_lowers_the_cursor_and_records_blocks_as_unread(store: WholeStore, reopen: Reopen) -> None:
+async def test_move_back_lowers_the_cursor_and_records_blocks_as_unread(store: Store, reopen: Reopen) -> None:
     await store.skip_to(50, first=41)
     await store.apply_unread(41, 50, [], now=NOW)
     await store.skip_to(2**60, first=1)
