@@ -26,7 +26,7 @@ from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
 from admin.voting_config import VotingConfig
 from helper.clock import Clock
-from helper.errors import ChainError, StoreError
+from helper.errors import StoreError
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network
 from helper.server.middleware import note_refusal
@@ -132,7 +132,7 @@ class AdminRoutes:
         return _json({"status": "pending", "expires_at": result.expires_at})
 
     async def pending(self, request: Request) -> Response:
-        """A page of the pending registrations; the `ConnectionSettings` header names the next one."""
+        """A page of the pending registrations; the `Link` header names the next one."""
         asked = request.query_params.get("page", "1")
         page = int(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else 0
         if not 1 <= page <= schemas.MOST_PAGES:
@@ -149,11 +149,10 @@ class AdminRoutes:
         return _json(asdict(self._chain()), _NO_STORE)
 
     async def rounds(self, _request: Request) -> Response:
-        """The chain's rounds; 502 when no node could be asked, ever."""
-        try:
-            return _json({"rounds": await self._rounds.as_json()}, _NO_STORE)
-        except ChainError:
-            return _error(502, "no node of the chain could be asked")
+        """The chain's rounds as they were last read; 502 if they never were."""
+        if self._rounds.body is None:
+            return _error(502, "the rounds were not read from the chain yet", _NO_STORE)
+        return Response(self._rounds.body, headers=_NO_STORE, media_type="application/json")
 
     async def ui_config(self, _request: Request) -> Response:
         """What the page must know before anything else."""

@@ -1,13 +1,19 @@
-"""The chain's rounds for the page: asked of the nodes at most every few seconds, totals of a finished round once."""
+"""The chain's rounds as `GET /api/rounds` serves them: read from the nodes in the background, prepared as JSON."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
+import orjson
 import structlog
 
-from admin.cached import CachedQuery
 from admin.registry import Chain
+from admin.schemas import RoundShown
+from helper.chain.models import RoundStatus
+from helper.chain.rest_client import ChainClient
 from helper.chain.round_listing import ListedRound, Total
 from helper.clock import Clock
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
@@ -15,70 +21,166 @@ from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 log = structlog.get_logger("helper.admin")
 
 MOST: Final = 200
-"""Rounds that the page gets, the newest first."""
-FINALIZED: Final = 3
+"""Maximum number of rounds that are served, the newest first."""
+BODY_BYTES: Final = 2 << 20
+"""Maximum size of what is served; a round that does not fit is left out."""
+REFRESH_SECONDS: Final = 10.0
+"""Seconds between two refreshes."""
+FIRST_SECONDS: Final = 1.0
+"""The same, until the rounds were read once."""
+TOTALS_PER_REFRESH: Final = 32
+"""Maximum number of rounds whose totals one refresh reads; the next refresh continues with the others."""
+AT_ONCE: Final = 4
+"""Totals queries in flight."""
+
+Totals = Mapping[tuple[int, int], int]
+"""Totals of a round by proposal and option; an option that is absent got nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The rounds that are served, the newest first, and the body of the response."""
+
+    rounds: tuple[ListedRound, ...]
+    body: bytes
 
 
 class RoundsView:
-    """All rounds with their proposals, and totals where there are any."""
+    """All rounds with their proposals, and the totals of finalized rounds.
+
+    Nodes are queried by `run` in the background. Reading `body` queries nothing. The totals of a finalized round are
+    read once.
+
+    Args:
+        chain: the nodes.
+        clock: the time.
+    """
 
     def __init__(self, chain: Chain, *, clock: Clock) -> None:
         self._chain = chain
-        self._ask_rarely = CachedQuery(self._ask, clock=clock)
-        self._rounds: list[ListedRound] = []
-        self._totals: dict[bytes, dict[tuple[int, int], int]] = {}
+        self._clock = clock
+        self._totals: dict[bytes, Totals] = {}
+        self._missing: list[ListedRound] = []  # finalized rounds without totals, in the order in which they are read
+        self._problem = ""
+        self.body: bytes | None = None
+        """JSON, see `admin.schemas.RoundsAnswer`; None until the rounds were read once."""
 
-    async def as_json(self) -> list[dict[str, Any]]:
-        """The newest rounds first; those known when no node can be asked.
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await self._clock.sleep(FIRST_SECONDS if self.body is None else REFRESH_SECONDS)
 
-        Raises:
-            ChainError: no node could be asked, and none ever was.
-        """
-        await self._ask_rarely()
-        return [self._shown(known) for known in self._rounds]
-
-    async def _ask(self) -> None:
+    async def refresh(self) -> None:
+        """Read the rounds, and then totals that are missing; what cannot be read stays as it was."""
         try:
-            found = await self._chain.call(lambda client: client.listing())
-        except ChainError:
-            if not self._rounds:
-                raise
+            listed = await self._chain.call(lambda client: client.listing())
+            prepared = await self._publish(listed)
+            served = {known.round_id for known in prepared.rounds}
+            self._totals = {round_id: totals for round_id, totals in self._totals.items() if round_id in served}
+            self._queue_missing(prepared.rounds)
+            if await self._read_missing():
+                await self._publish(prepared.rounds)
+        except ChainError as error:
+            self._report(str(error))
             return
-        self._rounds = sorted(found, key=lambda known: -known.created_at_height)[:MOST]
-        try:
-            for known in self._rounds:
-                if known.status == FINALIZED and known.round_id not in self._totals:
-                    await self._ask_totals(known.round_id)
-        except ChainUnavailable as error:
-            log.info("not all totals could be asked for", error=str(error))
+        self._report(f"totals of {len(self._missing)} rounds are missing" if self._missing else "")
 
-    async def _ask_totals(self, round_id: bytes) -> None:
-        try:
-            totals: list[Total] = await self._chain.call(lambda client: client.totals(round_id))
-        except ChainAnswerError as error:
-            log.info("a round's totals are not to be had", error=str(error))
-            return
-        self._totals[round_id] = {(total.proposal_id, total.option): total.value for total in totals}
+    async def _publish(self, listed: Iterable[ListedRound]) -> _Prepared:
+        prepared = await asyncio.to_thread(_prepare, listed, self._totals)
+        self.body = prepared.body
+        return prepared
 
-    def _shown(self, known: ListedRound) -> dict[str, Any]:
-        totals = self._totals.get(known.round_id) if known.status == FINALIZED else None
-        return {
-            "round_id": known.round_id.hex(),
-            "status": known.status,
-            "vote_end_time": known.vote_end_time,
-            "proposals": [
-                {
-                    "id": proposal.id,
-                    "title": proposal.title,
-                    "options": [
-                        {
-                            "index": option.index,
-                            "label": option.label,
-                            "total": None if totals is None else totals.get((proposal.id, option.index), 0),
-                        }
-                        for option in proposal.options
-                    ],
-                }
-                for proposal in known.proposals
-            ],
+    def _queue_missing(self, rounds: Iterable[ListedRound]) -> None:
+        """Rounds that failed before keep their place, so that each has its turn."""
+        missing = {
+            known.round_id: known
+            for known in rounds
+            if known.status == RoundStatus.FINALIZED and known.round_id not in self._totals
         }
+        queued = [missing.pop(known.round_id) for known in self._missing if known.round_id in missing]
+        self._missing = [*queued, *missing.values()]
+
+    async def _read_missing(self) -> int:
+        """Read up to `TOTALS_PER_REFRESH` missing totals; returns how many were found. Stops if no node answers."""
+        before = len(self._totals)
+        batch, rest = self._missing[:TOTALS_PER_REFRESH], self._missing[TOTALS_PER_REFRESH:]
+        for start in range(0, len(batch), AT_ONCE):
+            some = batch[start : start + AT_ONCE]
+            if not any(await asyncio.gather(*map(self._read_totals, some))):
+                break
+        unread = [known for known in batch if known.round_id not in self._totals]
+        self._missing = [*rest, *unread]
+        return len(self._totals) - before
+
+    async def _read_totals(self, known: ListedRound) -> bool:
+        """Whether a node answered."""
+
+        async def read(client: ChainClient) -> list[Total]:
+            # A node that is a block behind has no totals yet, and its answer is that of a round without votes.
+            found = await client.round(known.round_id)
+            if found is None or found.status is not RoundStatus.FINALIZED:
+                raise ChainUnavailable("the round is not finalized there")
+            return await client.totals(known.round_id)
+
+        try:
+            totals = await self._chain.call(read)
+        except ChainAnswerError:
+            return True
+        except ChainError:
+            return False
+        # A node's answer may name millions of options; those of the round are limited by BODY_BYTES.
+        options = {(proposal.id, option.index) for proposal in known.proposals for option in proposal.options}
+        answered = ((total.proposal_id, total.option, total.value) for total in totals)
+        self._totals[known.round_id] = {
+            (proposal, option): value for proposal, option, value in answered if (proposal, option) in options
+        }
+        return True
+
+    def _report(self, problem: str) -> None:
+        """Log a change, not each refresh."""
+        if bool(problem) != bool(self._problem):
+            if problem:
+                log.info("rounds_unavailable", reason=problem)
+            else:
+                log.info("rounds_available")
+        self._problem = problem
+
+
+def _prepare(listed: Iterable[ListedRound], totals: Mapping[bytes, Totals]) -> _Prepared:
+    """The newest `MOST` rounds, without those that would exceed `BODY_BYTES`."""
+    rounds, entries = list[ListedRound](), list[bytes]()
+    size = len(b'{"rounds":[]}')
+    for known in sorted(listed, key=lambda known: -known.created_at_height)[:MOST]:
+        entry = orjson.dumps(_shown(known, totals.get(known.round_id)))
+        if size + len(entry) + 1 > BODY_BYTES:
+            continue
+        size += len(entry) + 1  # with a comma
+        rounds.append(known)
+        entries.append(entry)
+    return _Prepared(tuple(rounds), b'{"rounds":[' + b",".join(entries) + b"]}")
+
+
+def _shown(known: ListedRound, totals: Totals | None) -> RoundShown:
+    if known.status != RoundStatus.FINALIZED:
+        totals = None
+    return {
+        "round_id": known.round_id.hex(),
+        "status": known.status,
+        "vote_end_time": known.vote_end_time,
+        "proposals": [
+            {
+                "id": proposal.id,
+                "title": proposal.title,
+                "options": [
+                    {
+                        "index": option.index,
+                        "label": option.label,
+                        "total": None if totals is None else totals.get((proposal.id, option.index), 0),
+                    }
+                    for option in proposal.options
+                ],
+            }
+            for proposal in known.proposals
+        ],
+    }

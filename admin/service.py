@@ -45,8 +45,8 @@ class AdminService:
         self._store = AdminStore(db_path)
         self._config = VotingConfig(config_url, self._store, clock=clock)
         self._registry = Registry(self._store, chain, clock=clock)
-        rounds = RoundsView(chain, clock=clock)
-        routes = AdminRoutes(self._registry, self._config, rounds, ui, chain=facts, clock=clock, trusted=trusted)
+        self._rounds = RoundsView(chain, clock=clock)
+        routes = AdminRoutes(self._registry, self._config, self._rounds, ui, chain=facts, clock=clock, trusted=trusted)
         self.mount = ApiMount("/api", routes.app(), routes.routes())
 
     @property
@@ -66,7 +66,8 @@ class AdminService:
             await self._store.close()
 
     async def run(self) -> None:
-        """Fetch the configuration and check registrations until cancelled."""
+        """Fetch the configuration, check registrations and read the rounds until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._config.run())
             group.create_task(self._registry.run())
+            group.create_task(self._rounds.run())

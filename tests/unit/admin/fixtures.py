@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -20,9 +21,10 @@ from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
 from admin.store import AdminStore
 from admin.voting_config import VotingConfig
+from helper.chain.models import Round, parse_round
 from helper.chain.rest_client import ChainClient
 from helper.chain.round_listing import ListedRound, Total, parse_listing, parse_totals
-from helper.errors import ChainUnavailable
+from helper.errors import ChainAnswerError, ChainUnavailable
 from helper.server.client_address import Network
 from tests.support.clock import FakeClock
 
@@ -57,13 +59,30 @@ class Staking:
         self.asked: list[str] = []
         self.rounds: list[dict[str, Any]] = []
         self.results: dict[bytes, list[dict[str, Any]]] = {}
-        self.totals_asked = 0
+        self.behind: set[bytes] = set()
+        """Rounds that are listed as finalized by one node, and not finalized yet on the node that is asked next."""
+        self.listed = 0
+        self.totals_asked: list[bytes] = []
+        self.most_at_once = 0
+        self._at_once = 0
 
     async def listing(self) -> list[ListedRound]:
+        self.listed += 1
         return parse_listing({"rounds": self.rounds})
 
+    async def round(self, round_id: bytes) -> Round | None:
+        name = base64.b64encode(round_id).decode()
+        (known,) = [known for known in self.rounds if known["vote_round_id"] == name]
+        return parse_round({"round": {**known, "status": 2} if round_id in self.behind else known})
+
     async def totals(self, round_id: bytes) -> list[Total]:
-        self.totals_asked += 1
+        self.totals_asked.append(round_id)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(0)
+        self._at_once -= 1
+        if round_id not in self.results:
+            raise ChainAnswerError("no totals")
         return parse_totals({"results": self.results[round_id]})
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
@@ -109,11 +128,11 @@ class Desk:
         self.addresses = {"public.example.org": ["93.184.216.34"], "inner.example.org": ["93.184.216.34", "10.0.0.7"]}
         self.registry = Registry(self.store, self.staking, clock=self.clock)
         self.config = VotingConfig(CONFIG_URL, self.store, clock=self.clock, transport=self.web, resolve=self._resolve)
-        rounds = RoundsView(self.staking, clock=self.clock)
+        self.rounds = RoundsView(self.staking, clock=self.clock)
         routes = AdminRoutes(
             self.registry,
             self.config,
-            rounds,
+            self.rounds,
             UiConfig(mode=mode),
             chain=lambda: ChainFacts("svote-test", "https://node.example.org", "", "stake"),
             clock=self.clock,

@@ -15,7 +15,6 @@ from admin import adr036
 from admin.registry import AT_ONCE
 from admin.store import LIFE
 from admin.voting_config import vote_server_origins
-from tests.conftest import recorded_lines
 from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, open_desk, signed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
@@ -328,31 +327,3 @@ async def test_a_browser_wallet_is_told_of_the_chain(tmp_path: Path) -> None:
             "denom": "stake",
             "bech32_prefix": "sv",
         }
-
-
-async def test_rounds_with_totals_once_they_are_final(tmp_path: Path) -> None:
-    (recorded,) = [line["response"] for line in recorded_lines("exchanges.jsonl") if line["name"] == "rounds"]
-    (results,) = [line["response"] for line in recorded_lines("exchanges.jsonl") if line["name"] == "tally results"]
-    final = recorded["rounds"][0]
-    round_id = base64.b64decode(final["vote_round_id"])
-    async with open_desk(tmp_path / "admin.db") as desk:
-        desk.staking.away = True
-        assert (await desk.http.get("/rounds")).status_code == 502
-        desk.staking.away = False
-        desk.staking.rounds = [{**final, "status": 2}]
-        (tallying,) = (await desk.http.get("/rounds")).json()["rounds"]
-        assert tallying["proposals"][0]["options"] == [
-            {"index": 0, "label": "Support", "total": None},
-            {"index": 1, "label": "Oppose", "total": None},
-        ]
-        desk.staking.rounds, desk.staking.results = [final], {round_id: results["results"]}
-        desk.clock.advance(5)
-        for _ in range(3):
-            desk.clock.advance(5)
-            (shown,) = (await desk.http.get("/rounds")).json()["rounds"]
-        assert desk.staking.totals_asked == 1, "what is final is asked once"
-        assert (shown["round_id"], shown["status"]) == (round_id.hex(), 3)
-        assert [option["total"] for option in shown["proposals"][0]["options"]] == [0, 1]
-        desk.staking.away = True
-        desk.clock.advance(60)
-        assert len((await desk.http.get("/rounds")).json()["rounds"]) == 1, "the last good answer"
