@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Never
 
 import anyio
@@ -15,19 +16,23 @@ import httpx
 import structlog
 
 from admin.store import AdminStore
-from admin.url_policy import UrlNotAllowedError, check_url, is_public
+from admin.url_policy import LONGEST, UrlNotAllowedError, check_url, is_public
 from helper.clock import Clock
 from helper.errors import HelperError
+from helper.runtime.http_client import create_async_client
 
 log = structlog.get_logger("helper.admin")
 
 INTERVAL: Final = 60.0
 """Seconds between two fetches."""
-LARGEST: Final = 1 << 20
+LARGEST: Final = 512 << 10
+"""Maximum size in bytes. The production configuration of 2026 has 5 kB, a test network's with a thousand rounds 450."""
 PATIENCE: Final = 10.0
 REDIRECTS: Final = 3
 LONGEST_ORIGINS: Final = 2000
 """Maximum number of characters of all origins: proxies limit the size of response headers, nginx to 4 kB."""
+MOST_SERVERS: Final = 256
+"""Maximum number of vote servers that are considered for the policy; production has ten."""
 _HOST: Final = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*")
 _OWN_MACHINE: Final = ("localhost", "127.0.0.1")
 _MOVED: Final = (301, 302, 303, 307, 308)
@@ -39,11 +44,28 @@ class BadConfigError(Exception):
     """What was fetched is not a voting configuration, or nothing was; the text says why."""
 
 
-def check_config(body: bytes) -> None:
-    """Make sure that this is a voting configuration: what pages read must be there, unknown fields may be.
+@dataclass(frozen=True, slots=True)
+class PublishedConfig:
+    """A voting configuration.
+
+    Attributes:
+        body: as it was published.
+        origins: distinct origins of its vote servers that a page may connect to, in order. These are https origins, and
+            http ones of the visitor's own machine. Hosts that a content security policy cannot name (IPv6 addresses)
+            are left out, and so is what would exceed `MOST_SERVERS` or `LONGEST_ORIGINS`.
+    """
+
+    body: bytes
+    origins: tuple[str, ...]
+
+
+def parse_config(body: bytes) -> PublishedConfig:
+    """Check a voting configuration: what pages read must be there, unknown fields may be.
+
+    Hostile configurations of `LARGEST` bytes take tens of milliseconds: call it in a thread.
 
     Raises:
-        BadConfigError: it is not.
+        BadConfigError: it is not a voting configuration.
     """
     try:
         found = json.loads(body.decode(), parse_constant=_no_number)
@@ -51,25 +73,21 @@ def check_config(body: bytes) -> None:
         raise BadConfigError("it is not JSON in UTF-8") from None
     if not isinstance(found, dict):
         raise BadConfigError("it is not an object")
-    if "version" not in found:
-        raise BadConfigError("version is missing")
-    _check_list(found, "vote_servers", required=True)
+    if "version" not in found and "config_version" not in found:
+        raise BadConfigError("neither version nor config_version is there")
+    servers = _check_list(found, "vote_servers", required=True)
     _check_list(found, "pir_endpoints", required=False)
     height = found.get("snapshot_height")
     if height is not None and (isinstance(height, bool) or not isinstance(height, int) or height < 0):
         raise BadConfigError("snapshot_height is not a height")
+    return PublishedConfig(body, _origins(servers))
 
 
-def vote_server_origins(body: bytes) -> tuple[str, ...]:
-    """The distinct origins of a checked configuration's vote servers that a page may connect to, in order.
-
-    These are https origins, and http ones of the visitor's own machine. Hosts that a content security policy cannot
-    name (IPv6 addresses) are left out, and so is what would exceed `LONGEST_ORIGINS` characters.
-    """
+def _origins(urls: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     size = 0
-    for server in json.loads(body)["vote_servers"]:
-        origin = _origin(server["url"])
+    for url in urls[:MOST_SERVERS]:
+        origin = _origin(url)
         if origin is None or origin in found:
             continue
         size += len(origin) + 1
@@ -80,6 +98,8 @@ def vote_server_origins(body: bytes) -> tuple[str, ...]:
 
 
 def _origin(url: str) -> str | None:
+    if len(url) > LONGEST:  # no server's, and slow to parse
+        return None
     try:
         parsed = httpx.URL(url)
         host = parsed.raw_host.decode()
@@ -95,10 +115,11 @@ def _no_number(name: str) -> Never:
     raise ValueError(f"{name} is not JSON")
 
 
-def _check_list(found: dict[str, Any], name: str, *, required: bool) -> None:
+def _check_list(found: dict[str, Any], name: str, *, required: bool) -> list[str]:
+    """The URLs of a list's entries."""
     entries = found.get(name)
     if entries is None and not required:
-        return
+        return []
     if not isinstance(entries, list):
         raise BadConfigError(f"{name} is not a list")
     for entry in entries:
@@ -106,6 +127,7 @@ def _check_list(found: dict[str, Any], name: str, *, required: bool) -> None:
             raise BadConfigError(f"an entry of {name} has no url")
         if not entry["url"].startswith(("https://", "http://")):
             raise BadConfigError(f"an entry of {name} has a url that is none of the web")
+    return [entry["url"] for entry in entries]
 
 
 class VotingConfig:
@@ -132,20 +154,24 @@ class VotingConfig:
         self._store = store
         self._clock = clock
         self._resolve = resolve or _system_resolve
-        self._http = httpx.AsyncClient(transport=transport, timeout=PATIENCE, follow_redirects=False, trust_env=False)
+        self._http = create_async_client(transport=transport, timeout=PATIENCE)
         self._told = ""
         self.body: bytes | None = None
         """The last good copy, as published; None when there never was one."""
         self.fetched_at: int | None = None
         """When it was fetched, unix seconds."""
         self.origins: tuple[str, ...] = ()
-        """Origins of its vote servers, see `vote_server_origins`."""
+        """Origins of its vote servers, see `PublishedConfig`."""
 
     async def restore(self) -> None:
         """Begin with the copy on disk."""
         kept = await self._store.kept_config(self._url)
-        if kept is not None:
-            self._replace(kept.body, kept.fetched_at)
+        if kept is None:
+            return
+        try:
+            self._replace(await asyncio.to_thread(parse_config, kept.body), kept.fetched_at)
+        except BadConfigError as error:  # a damaged row, or one that an older version accepted
+            log.warning("stored_voting_config_ignored", reason=str(error))
 
     async def run(self) -> None:
         """Fetch for ever."""
@@ -161,23 +187,23 @@ class VotingConfig:
         """Fetch it once; a copy that is not good changes nothing and is named in the log."""
         try:
             body = await self._fetch()
-            check_config(body)
+            found = None if body == self.body else await asyncio.to_thread(parse_config, body)
         except BadConfigError as error:
             self._tell(str(error))
             return
         now = self._clock.now()
-        if body != self.body:
+        if found is None:
+            self.fetched_at = int(now)
+        else:
             try:
                 await self._store.keep_config(self._url, body, now=now)
             except HelperError as error:
                 log.error("the voting configuration could not be kept", error=str(error), advice=error.advice)
-        self._replace(body, int(now))
+            self._replace(found, int(now))
         self._tell("")
 
-    def _replace(self, body: bytes, fetched_at: int) -> None:
-        if body != self.body:
-            self.origins = vote_server_origins(body)
-        self.body, self.fetched_at = body, fetched_at
+    def _replace(self, found: PublishedConfig, fetched_at: int) -> None:
+        self.body, self.origins, self.fetched_at = found.body, found.origins, fetched_at
 
     async def _fetch(self) -> bytes:
         try:

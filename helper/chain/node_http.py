@@ -19,6 +19,7 @@ import anyio.to_thread
 import httpx
 
 from helper.errors import ChainUnavailable, ConfigError, InvalidAnswer
+from helper.runtime.http_client import create_async_client
 
 T = TypeVar("T")
 
@@ -127,9 +128,7 @@ class _Way:
             (asked,) = httpx.BasicAuth(url.username, url.password).auth_flow(httpx.Request("GET", url))
             headers["authorization"] = asked.headers["authorization"]
         self._transport = transport
-        self._maker = httpx.AsyncClient(
-            base_url=url, transport=transport, timeout=timeout, headers=headers, trust_env=False
-        )
+        self._maker = create_async_client(base_url=url, transport=transport, timeout=timeout, headers=headers)
         self.get = lru_cache(_REQUESTS_KEPT)(partial(self.request, "GET"))
         """A request without parameters: the same few are asked again and again."""
 

@@ -18,6 +18,7 @@ from admin.registration import RegistrationError, RegistrationRequest, parse_reg
 from helper.cli.output import Exit, emit_json, emit_table, fail, say
 from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
+from helper.runtime.http_client import create_client
 
 app = typer.Typer(help="Join as a validator without a browser, and see who waits.")
 
@@ -133,7 +134,8 @@ def _fetch_pending(url: str) -> list[dict[str, Any]]:
 def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
     """A 200 response with a JSON body; anything else ends the command."""
     try:
-        answer = httpx.request(method, url, json=body, timeout=PATIENCE, trust_env=False)
+        with create_client(timeout=PATIENCE) as client:
+            answer = client.request(method, url, json=body)
         told = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         fail(f"{url} could not be asked: {type(error).__name__}", Exit.UNREACHABLE)

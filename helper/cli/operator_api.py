@@ -17,6 +17,7 @@ import httpx
 
 from helper.clock import SystemClock
 from helper.errors import ActionRefused, DaemonError, DaemonSilent, NothingThere
+from helper.runtime.http_client import create_client
 from helper.runtime.privileges import acting_as_owner
 
 ASK_SECONDS: Final = 10.0
@@ -98,7 +99,7 @@ def _request(
     timeout = ASK_SECONDS if body is None else httpx.Timeout(ACT_SECONDS, connect=ASK_SECONDS)
     transport = httpx.HTTPTransport(uds=str(socket_path))
     try:
-        with httpx.Client(transport=transport, base_url="http://daemon", timeout=timeout) as client:
+        with create_client(transport=transport, base_url="http://daemon", timeout=timeout) as client:
             response = client.request(method, path, params=dict(query), **content)
     except httpx.HTTPError as error:
         raise DaemonSilent(f"the daemon on {socket_path} does not answer: {type(error).__name__}") from error

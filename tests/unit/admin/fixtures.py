@@ -103,10 +103,12 @@ class Web(httpx.AsyncBaseTransport):
         self.pages: dict[str, httpx.Response | Exception] = {}
         self.asked: list[str] = []
         self.connected: list[tuple[str, str | None]] = []
+        self.cookies: list[str | None] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = f"{request.url.scheme}://{request.headers['host']}{request.url.raw_path.decode()}"
         self.asked.append(url)
+        self.cookies.append(request.headers.get("cookie"))
         self.connected.append((request.url.host, request.extensions.get("sni_hostname")))
         found = self.pages.get(url, httpx.ConnectError("nobody"))
         if isinstance(found, Exception):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from admin import adr036
+from admin import adr036, voting_config
 from admin.registry import AT_ONCE
 from admin.store import LIFE
-from admin.voting_config import vote_server_origins
+from admin.voting_config import LARGEST, MOST_SERVERS, BadConfigError, PublishedConfig, parse_config
+from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, open_desk, signed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
@@ -227,6 +229,11 @@ async def test_vote_server_origins_follow_the_configuration_and_survive_a_restar
         assert list(desk.config.origins) == ["https://a.example.org"]
 
 
+def origins_of(urls: list[str]) -> tuple[str, ...]:
+    config = {"version": 1, "vote_servers": [{"url": url} for url in urls]}
+    return parse_config(json.dumps(config).encode()).origins
+
+
 @pytest.mark.parametrize(
     ("url", "origins"),
     [
@@ -244,14 +251,76 @@ async def test_vote_server_origins_follow_the_configuration_and_survive_a_restar
     ],
 )
 def test_vote_server_origins_of_a_url_are_safe_in_a_policy(url: str, origins: tuple[str, ...]) -> None:
-    assert vote_server_origins(json.dumps({"vote_servers": [{"url": url}, {"url": url}]}).encode()) == origins
+    assert origins_of([url, url]) == origins
 
 
 def test_vote_server_origins_of_many_servers_are_bounded() -> None:
-    servers = [{"url": f"https://server-{number}.example.org"} for number in range(1000)]
-    origins = vote_server_origins(json.dumps({"vote_servers": servers}).encode())
+    origins = origins_of([f"https://server-{number}.example.org" for number in range(1000)])
     assert 60 < len(origins) < 70
     assert len(" ".join(origins)) <= 2000
+
+
+def test_vote_server_origins_after_many_unusable_urls_are_not_looked_for() -> None:
+    unusable = [f"https://[2606:4700::{number:x}]" for number in range(MOST_SERVERS)]
+    assert origins_of([*unusable[1:], "https://a.example.org"]) == ("https://a.example.org",)
+    assert origins_of([*unusable, "https://a.example.org"]) == ()
+    assert origins_of([f"https://a.example.org/{'x' * 512}", "https://b.example.org"]) == ("https://b.example.org",)
+
+
+@pytest.mark.parametrize(("name", "servers"), [("production", 10), ("stage", 2)])
+def test_parse_config_of_published_configuration_is_accepted(name: str, servers: int) -> None:
+    published = (RECORDED.parent / "voting-config" / f"{name}.json").read_bytes()
+    config = parse_config(published)
+    assert (config.body, len(config.origins)) == (published, servers)
+
+
+def test_parse_config_of_static_configuration_is_refused() -> None:
+    with pytest.raises(BadConfigError):
+        parse_config((RECORDED.parent / "voting-config" / "static.json").read_bytes())
+
+
+async def test_refresh_parses_in_a_thread_and_only_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def record(body: bytes) -> PublishedConfig:
+        threads.append(threading.current_thread())
+        return parse_config(body)
+
+    monkeypatch.setattr(voting_config, "parse_config", record)
+    async with open_desk(tmp_path / "admin.db") as desk:
+        desk.web.pages[CONFIG_URL] = httpx.Response(200, content=json.dumps(GOOD).encode())
+        for _ in range(3):
+            desk.clock.advance(60)
+            await desk.config.refresh()
+        assert desk.config.fetched_at == NOW + 180
+    async with open_desk(tmp_path / "admin.db") as desk:
+        assert desk.config.origins == ("https://a.example.org",)
+    assert len(threads) == 2, "once when it was new, once after the restart"
+    assert threading.main_thread() not in threads
+
+
+async def test_refresh_stores_no_cookies(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        cookies = [("set-cookie", f"name-{number}={'x' * 100}; Domain=example.org") for number in range(50)]
+        moved = [*cookies, ("location", "https://public.example.org/x")]
+        desk.web.pages[CONFIG_URL] = httpx.Response(302, headers=moved)
+        desk.web.pages["https://public.example.org/x"] = httpx.Response(
+            200, headers=cookies, content=json.dumps(GOOD).encode()
+        )
+        for _ in range(2):
+            await desk.config.refresh()
+        assert desk.config.body is not None
+        assert len(desk.config._http.cookies.jar) == 0
+        assert desk.web.cookies == [None] * 4
+
+
+async def test_restore_of_damaged_copy_is_ignored(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        await desk.store.keep_config(CONFIG_URL, b'{"version":1,"vote_serv', now=NOW)
+    async with open_desk(tmp_path / "admin.db") as desk:
+        assert (desk.config.body, desk.config.origins) == (None, ())
 
 
 BAD_PAGES = {
@@ -262,7 +331,7 @@ BAD_PAGES = {
     "a script for a url": httpx.Response(200, content=b'{"version":1,"vote_servers":[{"url":"javascript:alert(1)"}]}'),
     "height": httpx.Response(200, content=b'{"version":1,"vote_servers":[],"snapshot_height":"7"}'),
     "no browser's JSON": httpx.Response(200, content=b'{"version":NaN,"vote_servers":[]}'),
-    "too large": httpx.Response(200, content=b" " * (1 << 20) + b"{}"),
+    "too large": httpx.Response(200, content=json.dumps(GOOD).encode() + b" " * LARGEST),
     "broken": httpx.ReadTimeout("slow"),
     "to a private name": httpx.Response(302, headers={"location": "https://node.internal/x"}),
     "to a private address": httpx.Response(302, headers={"location": "https://10.0.0.1/x"}),

@@ -71,11 +71,11 @@ def test_what_the_helper_answers_is_said(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def answer(method: str, url: str, **_: Any) -> httpx.Response:
-        asked.append((method, url))
+    def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, str(request.url)))
         return httpx.Response(status, json=told)
 
-    monkeypatch.setattr(httpx, "request", answer)
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
     arguments = ("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://helper.example.org/")
     assert run(*arguments) == code
     captured = capsys.readouterr()
@@ -91,12 +91,12 @@ def test_pending_with_several_pages_prints_all(
         for number in range(3)
     ]
 
-    def answer(_method: str, url: str, **_: Any) -> httpx.Response:
-        page = int(httpx.URL(url).params["page"])
+    def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        page = int(request.url.params["page"])
         link = {"Link": f'<?page={page + 1}>; rel="next"'} if page < len(waiting) else {}
         return httpx.Response(200, json=[waiting[page - 1]], headers=link)
 
-    monkeypatch.setattr(httpx, "request", answer)
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
     assert run("pending", "--to", "http://helper.example.org", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"pending": waiting}
 

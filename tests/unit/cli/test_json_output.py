@@ -171,9 +171,11 @@ def test_validators(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("key").write_text(KEY.hex())
     row = {"operator_address": "sv1x", "url": "", "moniker": "m", "requested_at": 1, "expires_at": 2}
     for answer in ({"status": "registered"}, {"status": "pending", "expires_at": 1_795_872_800}):
-        monkeypatch.setattr(httpx, "request", lambda *_, answer=answer, **__: httpx.Response(200, json=answer))
+        monkeypatch.setattr(
+            httpx.HTTPTransport, "handle_request", lambda *_, answer=answer: httpx.Response(200, json=answer)
+        )
         machine("admin register", "--key-file", "key", "--moniker", "m")
-    monkeypatch.setattr(httpx, "request", lambda *_, **__: httpx.Response(200, json=[row]))
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: httpx.Response(200, json=[row]))
     assert machine("admin pending")["pending"]
 
 

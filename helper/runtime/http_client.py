@@ -1,0 +1,64 @@
+"""HTTP clients of this product: they store no cookies, follow no redirects and ignore proxy variables.
+
+A server could otherwise grow the memory of a long-lived client with `Set-Cookie` headers, and cookies would link
+requests that have nothing to do with each other. All clients are made here, and a test makes sure of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http.cookiejar import CookieJar
+from typing import Any
+from urllib.request import Request
+
+import httpx
+
+
+class _NoCookies(CookieJar):
+    """Stays empty, and does not parse `Set-Cookie` headers."""
+
+    def extract_cookies(self, response: Any, request: Request) -> None:
+        """Ignore the cookies of a response."""
+
+
+def create_async_client(
+    *,
+    timeout: httpx.Timeout | float,
+    transport: httpx.AsyncBaseTransport | None = None,
+    base_url: httpx.URL | str = "",
+    headers: Mapping[str, str] | None = None,
+) -> httpx.AsyncClient:
+    """An asynchronous client.
+
+    Args:
+        timeout: seconds for connecting and for each read and write; httpx does not limit the whole call.
+        transport: sends the requests; the network if None.
+        base_url: what relative URLs are relative to.
+        headers: sent with each request.
+    """
+    return httpx.AsyncClient(
+        cookies=_NoCookies(),
+        follow_redirects=False,
+        trust_env=False,
+        timeout=timeout,
+        transport=transport,
+        base_url=base_url,
+        headers=headers,
+    )
+
+
+def create_client(
+    *,
+    timeout: httpx.Timeout | float,
+    transport: httpx.BaseTransport | None = None,
+    base_url: httpx.URL | str = "",
+) -> httpx.Client:
+    """A blocking client; the arguments are those of `create_async_client`."""
+    return httpx.Client(
+        cookies=_NoCookies(),
+        follow_redirects=False,
+        trust_env=False,
+        timeout=timeout,
+        transport=transport,
+        base_url=base_url,
+    )

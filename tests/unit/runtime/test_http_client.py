@@ -1,0 +1,40 @@
+"""HTTP clients: no cookies, and one place that makes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from helper.runtime.http_client import create_async_client, create_client
+
+ROOT = Path(__file__).parents[3]
+MADE = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
+"""Expressions that make a client, or use one that httpx makes."""
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    assert "cookie" not in request.headers
+    if request.url.path == "/moved":
+        return httpx.Response(302, headers={"location": "/", "set-cookie": "moved=1"})
+    return httpx.Response(200, headers=[("set-cookie", f"name-{number}=1; Path=/") for number in range(100)])
+
+
+@pytest.mark.anyio
+async def test_client_with_set_cookie_answers_stores_and_sends_none() -> None:
+    transport = httpx.MockTransport(answer)
+    async with create_async_client(timeout=5, transport=transport, base_url="http://node") as http:
+        assert [(await http.get(path)).status_code for path in ("/", "/moved", "/")] == [200, 302, 200]
+        assert len(http.cookies.jar) == 0
+    with create_client(timeout=5, transport=transport, base_url="http://node") as blocking:
+        assert [blocking.get(path).status_code for path in ("/", "/moved", "/")] == [200, 302, 200]
+        assert len(blocking.cookies.jar) == 0
+
+
+def test_http_clients_are_made_in_one_module() -> None:
+    files = [path for package in ("helper", "admin") for path in (ROOT / package).rglob("*.py")]
+    assert len(files) > 100
+    making = {str(path.relative_to(ROOT)) for path in files if MADE.search(path.read_text("utf-8"))}
+    assert making == {"helper/runtime/http_client.py"}
