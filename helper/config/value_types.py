@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from helper.core.addresses import is_loopback
 from helper.object_store.bucket import BucketLocation
 
 
@@ -93,10 +94,7 @@ def _store_url(value: str) -> str:
 
 
 def _is_here(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost" or is_loopback(host)
 
 
 def _place_or_nothing(value: str) -> str:

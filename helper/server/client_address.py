@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 
-Address = IPv4Address | IPv6Address
+from helper.core.addresses import Address, parse_address
+
 Network = IPv4Network | IPv6Network
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -104,7 +105,6 @@ def _address(text: str) -> Address | None:
     """An address, with or without a port; an IPv4 address within IPv6 is the IPv4 address."""
     found = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)
     try:
-        address = ip_address(found[1] if found else text)
+        return parse_address(found[1] if found else text)
     except ValueError:
         return None
-    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from helper.core.addresses import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.application import wrapped
 from helper.server.connection import ConnectionLimits
@@ -27,7 +28,8 @@ class LoopbackHosts:
     """Refuses names other than localhost on loopback addresses.
 
     A web page can have its own name resolve to 127.0.0.1 and read what listens there (DNS rebinding); its requests have
-    its name as their Host. On other addresses any name is accepted, as scrapers use names there.
+    its name as their Host. The rule depends on the address that a connection was made to, as listeners on `0.0.0.0` and
+    `::` have connections to loopback addresses too. On other addresses any name is accepted: scrapers use names there.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,18 +38,11 @@ class LoopbackHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if host is not None and _is_loopback((scope.get("server") or ("",))[0]) and not _is_local(host):
+        if host is not None and is_loopback((scope.get("server") or ("",))[0]) and not _is_local(host):
             refused = error_response(421, "Host must be localhost or an IP address")
             await refused(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return False  # a unix socket
 
 
 def _is_local(host: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from helper.core.addresses import is_loopback
 from helper.errors import StoreError
 
 CONNECT_SECONDS: Final = 5
@@ -144,9 +144,4 @@ def _places(words: dict[str, Any]) -> list[str]:
 
 def _is_near(place: str) -> bool:
     """Whether it is a socket or a loopback address."""
-    if not place or place.startswith(("/", "@")) or place == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(place).is_loopback
-    except ValueError:
-        return False
+    return not place or place.startswith(("/", "@")) or place == "localhost" or is_loopback(place)

@@ -21,8 +21,9 @@ from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, OUTCOM
 from helper.observability.metrics import FRESH, Metrics
 from helper.observability.queue_observer import Figures, QueueObserver
 from helper.observability.stats import BOUNDS, Stats
+from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes import wallet
-from helper.server.routes.metrics import create_metrics_app
+from helper.server.routes.metrics import LIMITS, create_metrics_app
 from helper.store.rows import DamagedShare, DueAhead, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -231,6 +232,37 @@ async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: s
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{address}") as client:
         for path in ("/metrics", "/livez"):
             assert (await client.get(path, headers={"Host": host})).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::1", "::1"),
+        ("::", "::1"),
+        ("::", "127.0.0.1"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+    ],
+)
+async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, reached: str) -> None:
+    async def count() -> Figures:
+        return figures()
+
+    server = create_server(create_metrics_app(Metrics(Stats(), count, clock=FakeClock()), list), LIMITS)
+    listener = bind_tcp(host, 0, section="metrics")
+    port = listener.getsockname()[1]
+    url = f"http://[{reached}]:{port}/metrics" if ":" in reached else f"http://{reached}:{port}/metrics"
+    async with asyncio.timeout(30):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        async with httpx.AsyncClient(trust_env=False) as client:
+            statuses = {
+                name: (await client.get(url, headers={"Host": name})).status_code
+                for name in ("attacker.example", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}")
+            }
+        server.should_exit = True
+        await serving
+    assert list(statuses.values()) == [421, 200, 200, 200]
 
 
 class FakeStore(PartialStore):
