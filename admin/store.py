@@ -7,9 +7,12 @@ keyed hashes of the networks that registrations came from, and the key, so a rea
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 import secrets
 import sqlite3
+import stat
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -68,17 +71,18 @@ class AdminStore:
         """Make or open the file.
 
         Raises:
-            StoreForeign: it is another program's, or a newer version's.
+            StoreForeign: it is another program's or a newer version's, or no regular file.
             StoreCorrupt: it is damaged.
             StoreError: it cannot be opened.
         """
         try:
-            self._path.touch(mode=0o600)
             # Opened before aiosqlite has a thread: of one whose connecting failed it does not wait for the end.
-            conn = await asyncio.to_thread(sqlite3.connect, self._path, isolation_level=None, check_same_thread=False)
+            conn = await asyncio.to_thread(_connect, self._path)
             self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
             await self._prepare(self._conn)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _not_a_file(self._path) from error
             raise StoreError(
                 f"{self._path} cannot be opened: {error.strerror}",
                 advice="Make the directory of [admin] db_path, and let the service's user write in it.",
@@ -269,6 +273,35 @@ PRAGMA user_version = 2;
 COMMIT;
 """
 _MOVE_AWAY: Final = "Move the file away and start again: validators that wait can register once more."
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Make or open the file, with mode 0600.
+
+    Links are not followed: whoever owns the directory could have root, if root runs the service, write elsewhere.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _not_a_file(path)
+        if found.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        # SQLite follows links: refuse a file that was replaced since.
+        if not os.path.samestat(path.lstat(), found):
+            conn.close()
+            raise _not_a_file(path)
+    finally:
+        os.close(fd)  # before SQLite has locks: closing any descriptor of the file releases them
+    return conn
+
+
+def _not_a_file(path: Path) -> StoreForeign:
+    return StoreForeign(
+        f"{path} is not a regular file", advice="Set [admin] db_path to the file itself, not to a link."
+    )
 
 
 async def _one(conn: aiosqlite.Connection, query: str) -> tuple[Any, ...]:

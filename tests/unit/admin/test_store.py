@@ -1,0 +1,76 @@
+"""Opening the registrations' file: regular files only, never through a link, mode 0600."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admin.store import AdminStore
+from helper.errors import StoreForeign
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
+
+
+async def opened(path: Path) -> None:
+    opening = AdminStore(path)
+    await opening.open()
+    await opening.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"an existing file"])
+async def test_open_through_link_is_refused_and_writes_nothing(tmp_path: Path, content: bytes | None) -> None:
+    target, link = tmp_path / "target", tmp_path / "admin.db"
+    if content is not None:
+        target.write_bytes(content)
+        os.utime(target, (1, 1))
+    link.symlink_to(target)
+    with pytest.raises(StoreForeign, match="is not a regular file"):
+        await opened(link)
+    assert target.exists() == (content is not None)
+    if content is not None:
+        assert (target.read_bytes(), target.stat().st_mtime) == (content, 1)
+    assert sorted(path.name for path in tmp_path.iterdir() if path != target) == ["admin.db"]
+
+
+async def test_open_with_link_put_in_place_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, path = tmp_path / "target", tmp_path / "admin.db"
+    target.write_bytes(b"")
+    connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+
+    def replace_first(*args: Any, **options: Any) -> sqlite3.Connection:
+        path.unlink()
+        path.symlink_to(target)
+        return connect(*args, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", replace_first)
+    with pytest.raises(StoreForeign, match="is not a regular file"):
+        await opened(path)
+    assert target.read_bytes() == b""
+
+
+async def test_open_of_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreForeign, match="is not a regular file"):
+        await opened(tmp_path / "pipe")
+
+
+async def test_open_with_special_characters_in_path_uses_that_file(tmp_path: Path) -> None:
+    folder = tmp_path / "a %3F?mode=memory#ü"
+    folder.mkdir()
+    await opened(folder / "admin.db")
+    assert (folder / "admin.db").stat().st_size > 0
+
+
+async def test_open_of_readable_file_sets_mode_0600(tmp_path: Path) -> None:
+    path = tmp_path / "admin.db"
+    await opened(path)
+    path.chmod(0o644)
+    await opened(path)
+    assert path.stat().st_mode & 0o777 == 0o600
