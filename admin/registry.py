@@ -33,6 +33,8 @@ QUERY_SECONDS: Final = 15.0
 """Time limit of one staking query, with the wait for a free slot."""
 PUBLISH_SECONDS: Final = 1.0
 """Minimum time between two updates of the published list."""
+PUBLISH_PAUSE: Final = 9.0
+"""The same, as a multiple of what the last update took: updates of a long list take at most a tenth of the time."""
 PAGE_BYTES: Final = 64_000
 """Maximum size of a page of the published list. One entry is at most 5 kB."""
 
@@ -79,6 +81,8 @@ class Registry:
         self._chain = chain
         self._clock = clock
         self._query_slots = asyncio.Semaphore(AT_ONCE)
+        # One at a time: a check holds the interpreter's lock, so several would only delay other requests.
+        self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
         self._failing = False
@@ -101,7 +105,8 @@ class Registry:
             StoreError: it could not be stored.
         """
         claim = signed.claim
-        await asyncio.to_thread(_verify, signed)
+        async with self._signature_slot:
+            await asyncio.to_thread(_verify, signed)
         if await self._has_staking_record(claim.operator_address):
             if await self._store.drop([claim.operator_address]):
                 self._changed.set()
@@ -152,9 +157,11 @@ class Registry:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            begun = self._clock.monotonic()
             if not await self._attempt(self.publish):
                 self._changed.set()
-            await self._clock.sleep(PUBLISH_SECONDS)
+            took = self._clock.monotonic() - begun
+            await self._clock.sleep(max(PUBLISH_SECONDS, PUBLISH_PAUSE * took))
 
     async def _attempt(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Whether the work succeeded; the first failure and the first success after it are logged."""

@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import aiosqlite
 
@@ -173,8 +173,8 @@ class AdminStore:
 
     async def waiting(self, *, now: float) -> list[Registration]:
         """All pending registrations, the oldest first."""
-        rows = await self._rows(f"{_WAITING} WHERE expires_at > ? ORDER BY requested_at, operator_address", int(now))
-        return [Registration(*row) for row in rows]
+        rows = await self._rows(f"{_WAITING} WHERE expires_at > ?", int(now))
+        return await asyncio.to_thread(_oldest_first, rows)
 
     async def addresses_after(self, address: str, limit: int) -> list[str]:
         """Up to `limit` registered addresses that sort after this one, in order."""
@@ -255,9 +255,14 @@ class AdminStore:
 
     async def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         try:
-            return [tuple(row) for row in await self._open.execute_fetchall(query, values)]
+            return cast(list[tuple[Any, ...]], await self._open.execute_fetchall(query, values))
         except sqlite3.Error as error:
             raise StoreError(f"registrations cannot be read: {error}") from error
+
+
+def _oldest_first(rows: list[tuple[Any, ...]]) -> list[Registration]:
+    # SQLite has no index in this order, and sorts whole rows.
+    return sorted((Registration(*row) for row in rows), key=lambda found: (found.requested_at, found.operator_address))
 
 
 _WAITING: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"

@@ -17,6 +17,7 @@ from helper.core.addresses import Address, parse_address
 Network = IPv4Network | IPv6Network
 Headers = Iterable[tuple[bytes, bytes]]
 
+_6TO4 = b"\x20\x02"
 _FOR = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;"\s]*))\s*(?=;|$)', re.IGNORECASE)
 _V4_AND_PORT = re.compile(r"([0-9.]+)(?::[0-9]{1,5})?")
 _V6_AND_PORT = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?")
@@ -42,8 +43,13 @@ def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) ->
 
 
 def network_of(client: bytes) -> bytes:
-    """The network of a client from `client_of`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes)."""
-    return client[:3] if len(client) == 4 else client[:6]
+    """The network of a client from `client_of`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes).
+
+    A 6to4 address (2002::/16) counts for the IPv4 address in it: each IPv4 address has such a /48.
+    """
+    if len(client) == 4:
+        return client[:3]
+    return client[2:5] if client[:2] == _6TO4 else client[:6]
 
 
 def is_trusted(address: Address | str | None, trusted: Sequence[Network]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -13,8 +15,8 @@ from typing import Any, Never
 
 import pytest
 
-from admin import adr036, store
-from admin.registration import LONGEST_MONIKER, RegistrationRequest
+from admin import adr036, registry, store
+from admin.registration import LONGEST_MONIKER, RegistrationRequest, SignedRegistration
 from admin.registry import CHECK_SECONDS, PAGE_BYTES, PER_CHECK, PUBLISH_SECONDS
 from admin.store import AdminStore
 from admin.url_policy import LONGEST
@@ -75,6 +77,8 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.250"], "198.51.101.1"),
         (["2001:db8:7::1", "2001:db8:7:1::1", "2001:db8:7:2::1", "2001:db8:7:ffff::1"], "2001:db8:8::1"),
+        # Listeners on :: see IPv4 clients as IPv4-mapped addresses; 2002:c633:64xx::/48 is the 6to4 network of one.
+        (["198.51.100.1", "::ffff:198.51.100.2", "::ffff:c633:6403", "2002:c633:64fa::1"], "::ffff:198.51.101.1"),
     ],
 )
 async def test_register_with_network_at_its_bound_is_refused(tmp_path: Path, crowd: list[str], elsewhere: str) -> None:
@@ -204,7 +208,13 @@ async def test_get_pending_queries_neither_nodes_nor_store(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("moniker", "url"), [("node", "https://a.example.org"), ("🗳" * LONGEST_MONIKER, '"' * LONGEST)]
+    ("moniker", "url"),
+    [
+        ("node", "https://a.example.org"),
+        ("🗳" * LONGEST_MONIKER, '"' * LONGEST),
+        ('"' * LONGEST_MONIKER, "🗳" * LONGEST),
+        ("🗳" * LONGEST_MONIKER, "🗳" * LONGEST),
+    ],
 )
 async def test_get_pending_with_all_places_taken_is_paged(tmp_path: Path, moniker: str, url: str) -> None:
     async with open_desk(tmp_path / "admin.db") as desk:
@@ -291,6 +301,82 @@ async def test_check_staking_queries_a_bounded_number_and_all_in_turn(tmp_path: 
         assert rounds[0] | rounds[1] | rounds[2] == {
             adr036.validator_address(body["operator_address"]) for body in bodies
         }
+
+
+async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        updates: list[float] = []
+        publish = desk.registry.publish
+
+        async def publish_slowly() -> None:
+            await publish()
+            desk.registry._changed.set()  # registrations come all the time
+            desk.clock.advance(2)
+            updates.append(desk.clock.monotonic())
+
+        monkeypatch.setattr(desk.registry, "publish", publish_slowly)
+        desk.registry._changed.set()
+        async with running(desk), asyncio.timeout(20):
+            while len(updates) < 3:
+                await asyncio.sleep(0.01)
+                desk.clock.advance(0.5)
+        busy, total_time = 2 * (len(updates) - 1), updates[-1] - updates[0]
+        assert busy / total_time <= 0.1
+
+
+async def test_publish_prepares_the_list_outside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_in = set[threading.Thread]()
+
+    make = store.Registration
+
+    def record(*row: Any) -> store.Registration:
+        made_in.add(threading.current_thread())
+        return make(*row)
+
+    monkeypatch.setattr(store, "Registration", record)
+    async with open_desk(tmp_path / "admin.db") as desk:
+        await fill(desk, 50)
+        await desk.registry.publish()
+        assert await total(desk) == 50
+    assert made_in
+    assert threading.main_thread() not in made_in
+
+
+async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running_checks, most, lock = 0, 0, threading.Lock()
+    verify = registry._verify
+
+    def record(request: SignedRegistration) -> None:
+        nonlocal running_checks, most
+        with lock:
+            running_checks += 1
+            most = max(most, running_checks)
+        time.sleep(0.01)
+        verify(request)
+        with lock:
+            running_checks -= 1
+
+    monkeypatch.setattr(registry, "_verify", record)
+    async with open_desk(tmp_path / "admin.db") as desk:
+        answers = await asyncio.gather(
+            *(desk.http.post("/register-validator", json=body_of(number)) for number in range(8))
+        )
+        assert [answer.status_code for answer in answers] == [200] * 8
+    assert most == 1
+
+
+async def test_register_with_invalid_signature_queries_and_stores_nothing(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        before = desk.registry.published
+        for number in range(30):
+            answer = await desk.register_from(f"198.51.{number}.1", {**body_of(number), "moniker": "another"})
+            assert answer.status_code == 401
+        assert not desk.registry._changed.is_set()
+        assert (desk.staking.asked, await desk.store.waiting(now=NOW)) == ([], [])
+        await desk.registry.publish()
+        assert desk.registry.published == before
 
 
 async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
