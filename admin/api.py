@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -119,7 +120,10 @@ class AdminRoutes:
         body = await self._bodies.read(request.scope, request.receive)
         now = self._clock.now()
         try:
-            signed = parse_registration(body, now=now, production=self._ui.mode == "production")
+            # In a thread: the first one imports modules, which takes 0.2 s or more.
+            signed = await asyncio.to_thread(
+                parse_registration, body, now=now, production=self._ui.mode == "production"
+            )
             result = await self._registry.register(signed, client=client)
         except (RegistrationError, SignatureRefusedError) as error:
             status = 400 if isinstance(error, RegistrationError) else 401

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -365,6 +368,49 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
         )
         assert [answer.status_code for answer in answers] == [200] * 8
     assert most == 1
+
+
+async def test_register_first_imports_modules_outside_the_event_loop(tmp_path: Path) -> None:
+    """In a process of its own, where nothing is imported yet."""
+    body = json.dumps({**body_of(0), "timestamp": int(time.time())})
+    script = f"""
+import asyncio, builtins, json, sys, threading, time
+from pathlib import Path
+from admin.service import AdminService
+from admin.schemas import UiConfig
+from helper.clock import SystemClock
+
+async def main():
+    service = AdminService(db_path=Path({str(tmp_path / "admin.db")!r}), config_url="", ui=UiConfig(), chain=None,
+                           facts=None, clock=SystemClock())
+    messages = []
+    async def receive():
+        return {{"type": "http.request", "body": {body.encode()!r}}}
+    async def send(message):
+        messages.append(message)
+    scope = {{"type": "http", "method": "POST", "path": "/api/register-validator", "root_path": "/api", "headers": [],
+              "query_string": b""}}
+    async with service.opened():
+        imported, on_loop = set(sys.modules), []
+        import_module = builtins.__import__
+        def watch(name, *args, **options):
+            before = len(sys.modules)
+            found = import_module(name, *args, **options)
+            if len(sys.modules) > before and threading.current_thread() is threading.main_thread():
+                on_loop.append(name)
+            return found
+        builtins.__import__ = watch
+        await service.mount.app(scope, receive, send)
+    assert "cosmpy.crypto.address" in set(sys.modules) - imported
+    print(json.dumps([messages[0]["status"], on_loop]))
+
+asyncio.run(main())
+"""
+    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    status, on_loop = json.loads(done.stdout.splitlines()[-1])
+    assert status == 401, "the moniker is signed with another time"
+    assert on_loop == []
 
 
 async def test_register_with_invalid_signature_queries_and_stores_nothing(tmp_path: Path) -> None:
