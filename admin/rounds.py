@@ -82,7 +82,9 @@ class RoundsView:
             if await self._read_missing():
                 await self._publish(prepared.rounds)
         except ChainError as error:
-            self._report(str(error))
+            # At a start no node is in sync for a moment.
+            if self.body is not None or isinstance(error, ChainAnswerError):
+                self._report(str(error))
             return
         self._report(f"totals of {len(self._missing)} rounds are missing" if self._missing else "")
 

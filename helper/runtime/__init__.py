@@ -1,1 +1,1 @@
-"""Process-level services: supervisor, systemd, hardening, maintenance."""
+"""Process-level services: supervisor, systemd, hardening, maintenance, HTTP clients."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from admin.rounds import AT_ONCE, BODY_BYTES, FIRST_SECONDS, MOST, REFRESH_SECONDS, TOTALS_PER_REFRESH
 from tests.conftest import recorded_lines
@@ -155,6 +156,16 @@ async def test_refresh_with_huge_rounds_serves_a_bounded_body(tmp_path: Path) ->
         (known,) = await shown(desk)
         assert known["round_id"] == id_of(1).hex()
         assert id_of(9) not in desk.staking.totals_asked
+
+
+async def test_refresh_logs_changes_and_no_start(tmp_path: Path) -> None:
+    async with open_desk(tmp_path / "admin.db") as desk:
+        desk.staking.rounds = [listed(1, status=1)]
+        with capture_logs() as lines:
+            for away in (True, True, False, False, True, True, False):
+                desk.staking.away = away
+                await desk.rounds.refresh()
+        assert [line["event"] for line in lines] == ["rounds_unavailable", "rounds_available"]
 
 
 async def test_run_reads_rounds_repeatedly_and_soon_again_at_start(tmp_path: Path) -> None:
