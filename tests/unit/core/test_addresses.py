@@ -12,8 +12,6 @@ def test_is_loopback_of_loopback_address_is_true(text: str) -> None:
     assert is_loopback(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "localhost", "0.0.0.0", "::", "::ffff:192.0.2.1", "192.0.2.1", "/run/x"]
-)
+@pytest.mark.parametrize("text", ["", "localhost", "0.0.0.0", "::", "::ffff:192.0.2.1", "192.0.2.1", "/run/x"])
 def test_is_loopback_of_anything_else_is_false(text: str) -> None:
     assert not is_loopback(text)
