@@ -54,9 +54,9 @@ def init(
         load(None, {}, given)
     except SettingsError as error:
         fail(str(error), Exit.USAGE)
-    mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (0 if force else os.O_EXCL)
+    mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | (0 if force else os.O_EXCL)
     try:
-        with acting_as_owner(output), open(os.open(output, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+        with acting_as_owner(output) as real, open(os.open(real, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
             os.fchmod(file.fileno(), 0o600)  # it holds a token
             file.write(example(values))
     except FileExistsError:

@@ -91,10 +91,13 @@ def export(
         check(evidence, verify)
         bundle = pack(evidence)
     path = output or Path(f"reveal-{nullifier.lower()[:SHOWN]}.zip")
-    with permitted(), acting_as_owner(path):
-        if path.exists() and path.read_bytes() != bundle:
-            fail(f"there is something else of this name already: {path}")
-        path.write_bytes(bundle)
+    with permitted(), acting_as_owner(path) as real:
+        try:
+            with real.open("xb") as file:
+                file.write(bundle)
+        except FileExistsError:
+            if real.read_bytes() != bundle:
+                fail(f"there is something else of this name already: {path}")
     _tell({"output": str(path), "bytes": len(bundle), "source": source.value, **_facts(evidence)}, json=json)
 
 

@@ -113,11 +113,10 @@ def write_backup(path: Path, sealed: bytes) -> None:
         BackupError: there is something else of this name, or it could not be written.
     """
     try:
-        with acting_as_owner(path):
-            if path.exists():
-                with path.open("rb") as file:
+        with acting_as_owner(path) as real:
+            if real.exists():
+                with real.open("rb") as file:
                     refuse_other(file.read(len(_AGE)), str(path))
-            real = Path(os.path.realpath(path))  # the directory in which this may write
             written = _write_beside(real, sealed)
             try:
                 _put(written, real)
@@ -146,8 +145,7 @@ def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
     if path.exists():
         raise BackupError(f"there is something of this name already: {path}", advice="Give another name.")
     try:
-        with acting_as_owner(path):
-            real = Path(os.path.realpath(path))  # the directory in which this may write
+        with acting_as_owner(path) as real:
             written = _write_beside(real, sealed)
     except OSError as error:
         raise BackupError(f"{path} can not be written: {error.strerror or error}") from error
@@ -178,11 +176,11 @@ def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
         BackupError: there is a database already, or it could not be written.
     """
     try:
-        with acting_as_owner(database):
-            lock = FileLock(database)
+        with acting_as_owner(database) as real:
+            lock = FileLock(real)
             lock.take(to_restore=True)
             try:
-                return _restore_locked(image, Path(os.path.realpath(database)), lock, set_aside=set_aside)
+                return _restore_locked(image, real, lock, set_aside=set_aside)
             finally:
                 lock.release(clean=False)
     except OSError as error:

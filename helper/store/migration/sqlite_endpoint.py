@@ -58,12 +58,12 @@ class SqliteEndpoint(MigrationEndpoint):
         """Connect read-only."""
         if self._opened is not None or self._conn is not None:
             return
+        if not self._path.exists():
+            raise NothingThere(f"there is no database {self._path}", advice="Give the file of the queue: --db FILE.")
         with acting_as_owner(self._path):
             self._connect()
 
     def _connect(self) -> None:
-        if not self._path.exists():
-            raise NothingThere(f"there is no database {self._path}", advice="Give the file of the queue: --db FILE.")
         with _translated():
             conn = sqlite3.connect(
                 f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_SECONDS
@@ -100,6 +100,8 @@ class SqliteEndpoint(MigrationEndpoint):
 
     def close(self) -> None:
         """Erase what was deleted, and let go of the file."""
+        if self._opened is None and self._conn is None:
+            return
         with acting_as_owner(self._path):
             if self._opened is not None:
                 opened, self._opened, self._conn = self._opened, None, None

@@ -6,8 +6,11 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -20,6 +23,8 @@ from tests.unit.store.fixtures import ROUND, put
 
 SERVICE = 65534
 """A user without rights: nobody."""
+VICTIM = 65533
+"""Another user without rights."""
 PASSPHRASE = "correct horse battery"
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -178,15 +183,20 @@ def test_root_output_through_planted_link_is_refused(
 def test_acting_as_owner_of_own_directory_stays_root(tmp_path: Path) -> None:
     with acting_as_owner(tmp_path / "file"):
         assert os.geteuid() == 0
-    with acting_as_owner(tmp_path / "none" / "file"):
-        assert os.geteuid() == 0
+
+
+def test_acting_as_owner_without_directory_is_refused(tmp_path: Path) -> None:
+    """A link that appears at its place later would be followed with the rights of root."""
+    with pytest.raises(FileNotFoundError, match="no such directory"), acting_as_owner(tmp_path / "none" / "file"):
+        pass
 
 
 def test_acting_as_owner_follows_links_of_root(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     groups = os.getgroups()
-    with acting_as_owner(link / "file"):
+    with acting_as_owner(link / "file") as resolved:
+        assert resolved == folder / "file"
         assert (os.getuid(), os.geteuid()) == (0, SERVICE)
         with acting_as_owner(tmp_path / "file"):
             assert os.geteuid() == SERVICE, "root's rights do not return within"
@@ -200,6 +210,121 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
     (tmp_path / "b").symlink_to("../" + tmp_path.name + "/a")
     with pytest.raises(OSError, match="symbolic links"), acting_as_owner(tmp_path / "a"):
         pass
+
+
+class Swapper:
+    """A user who swaps a directory and a link to another user's directory, at given file system calls of root."""
+
+    def __init__(self, place: Path, target: Path) -> None:
+        self._place, self._real = place, place.with_name("real")
+        self._link = place.with_name("link")
+        self._real.mkdir()
+        os.chown(self._real, SERVICE, SERVICE)
+        plant(self._link, target)
+        self._call = {name: getattr(os, name) for name in ("rename", "unlink")}
+        self.is_link = False
+        self._real.rename(place)
+
+    def swap(self) -> None:
+        aside = self._real if not self.is_link else self._link
+        self._call["rename"](self._place, aside)
+        self._call["rename"](self._link if not self.is_link else self._real, self._place)
+        self.is_link = not self.is_link
+
+
+FILE_CALLS = ("open", "stat", "lstat", "fstat", "readlink", "seteuid")
+
+
+def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_third_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every choice of up to two swaps among the system calls that root makes before the body."""
+    victim = Path(tempfile.mkdtemp(prefix="victim-"))
+    os.chown(victim, VICTIM, VICTIM)
+    swapper = Swapper(folder / "place", victim)
+    pending: list[int] = []
+    calls = 0
+
+    def hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if pending and calls == pending[0]:
+                pending.pop(0)
+                with rights_of_root():
+                    swapper.swap()
+            return original(*args, **options)
+
+        return call
+
+    originals = {name: getattr(os, name) for name in FILE_CALLS}
+
+    @contextmanager
+    def rights_of_root() -> Iterator[None]:
+        before = os.geteuid()
+        originals["seteuid"](0)
+        try:
+            yield
+        finally:
+            originals["seteuid"](before)
+
+    def attempt() -> int | None:
+        try:
+            with acting_as_owner(folder / "place" / "file"):
+                acted = os.geteuid()
+                with suppress(PermissionError), open(folder / "place" / "file", "a"):  # noqa: PTH123
+                    pass
+                return acted
+        except OSError:
+            return None
+
+    for name in FILE_CALLS:
+        monkeypatch.setattr(os, name, hooked(originals[name]))
+    try:
+        assert attempt() == SERVICE
+        most, outcomes = calls, set()
+        for number in (1, 2):
+            for chosen in combinations(range(1, most + 1), number):
+                for begins_as_link in (False, True):
+                    if swapper.is_link != begins_as_link:
+                        swapper.swap()
+                    pending, calls = list(chosen), 0
+                    outcomes.add(attempt())
+                    assert not list(victim.iterdir()), (chosen, begins_as_link)
+        assert outcomes == {SERVICE, None}
+    finally:
+        monkeypatch.undo()
+        shutil.rmtree(victim)
+
+
+@pytest.mark.parametrize("owner", [0, VICTIM], ids=["root", "third user"])
+def test_acting_as_owner_below_directory_of_third_user_is_refused(folder: Path, owner: int) -> None:
+    """The third user could replace the inner directory by a link at any time."""
+    inner = folder / "inner"
+    inner.mkdir()
+    os.chown(inner, owner, owner)
+    with (
+        pytest.raises(PermissionError, match=f"through a directory of user {SERVICE}"),
+        acting_as_owner(inner / "file"),
+    ):
+        pass
+    assert os.geteuid() == 0
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_acting_as_owner_in_root_directory_where_others_write_is_refused(folder: Path, mode: int) -> None:
+    os.chown(folder, 0, 0)
+    folder.chmod(mode)
+    with pytest.raises(PermissionError, match="chmod go-w"), acting_as_owner(folder / "file"):
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_acting_as_owner_in_sticky_or_own_directory_of_root_stays_root(folder: Path, mode: int) -> None:
+    os.chown(folder, 0, 0)
+    folder.chmod(mode)
+    with acting_as_owner(folder / "file") as resolved:
+        assert (resolved, os.geteuid()) == (folder / "file", 0)
 
 
 def test_control_socket_is_never_changed_by_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
