@@ -98,7 +98,7 @@ class StoreLocked(StoreError):
 
 
 class StoreDisplaced(StoreError):
-    """The database file or its write-ahead log was moved, replaced or deleted while it was in use."""
+    """The database or its write-ahead log is not at its path, or the database has a second name."""
 
     retryable = False
     advice = (

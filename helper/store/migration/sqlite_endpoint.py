@@ -16,6 +16,7 @@ from helper.store.migration.endpoint import MigrationEndpoint, copying
 from helper.store.migration.tables import Row, plain
 from helper.store.sql_files import migrations, queries
 from helper.store.sqlite.errors import translate
+from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, OpenedDatabase, open_database
 from helper.store.transaction import Params
 
@@ -65,9 +66,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
     def _connect(self) -> None:
         with _translated():
-            conn = sqlite3.connect(
-                f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_SECONDS
-            )
+            conn = sqlite3.connect(read_only_uri(self._path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)
             try:
                 conn.execute("PRAGMA query_only = ON")
                 self._check(conn)

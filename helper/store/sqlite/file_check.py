@@ -12,6 +12,7 @@ from helper.clock import Clock
 from helper.errors import HelperError, StoreCorrupt, StoreForeign
 from helper.store.sql_files import migrations
 from helper.store.sqlite.errors import translate
+from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import APPLICATION_ID, MAGIC, compare_schema
 
 LOCK_SECONDS: Final = 2.0
@@ -36,6 +37,7 @@ def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
+        StoreDisplaced: it has another name.
         StoreError: it cannot be read.
         OSError: it cannot be opened.
     """
@@ -44,7 +46,7 @@ def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
             raise StoreForeign(f"{path} is not a database")
     deadline = clock.monotonic() + seconds
     try:
-        uri = f"{path.resolve().as_uri()}?mode=ro"
+        uri = read_only_uri(path)
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_SECONDS)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.execute("PRAGMA query_only = ON")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreCorrupt, StoreLocked
+from helper.store.sqlite.file_names import refuse_second_name
 
 _CLEAN: Final = b"clean"
 _OPEN: Final = b"open"
@@ -51,6 +52,7 @@ class FileLock:
 
         Raises:
             StoreLocked: another process holds one of them.
+            StoreDisplaced: the database has another name.
             StoreCorrupt: a restore was interrupted; not raised `to_restore`.
             OSError: the lock file cannot be opened, or is a symbolic link.
         """
@@ -76,11 +78,13 @@ class FileLock:
 
         Raises:
             StoreLocked: another process holds it.
+            StoreDisplaced: the database has another name.
         """
         if self._database_fd < 0:
             self._database_fd = open_regular(self._database)
         if self._database_fd >= 0:
             try_lock(self._database_fd, self._database)
+        refuse_second_name(self._database)
 
     def say_open(self, inodes: tuple[int, int] | None = None) -> None:
         """From now on, an end without `release(clean=True)` is a crash.

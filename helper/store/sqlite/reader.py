@@ -23,6 +23,7 @@ from helper.store.queue_reader import QueueReader
 from helper.store.share_listing import Row
 from helper.store.sql_files import migrations, queries
 from helper.store.sqlite.errors import code_of, translate
+from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import APPLICATION_ID
 from helper.store.transaction import Params
 
@@ -44,12 +45,12 @@ class Reader:
         """
         try:
             try:
-                self._conn = await _connect(self._path, "mode=ro")
+                self._conn = await _connect(self._path)
             except sqlite3.OperationalError as error:
                 # In a directory that may not be written, SQLite can not share the WAL: without one, none is needed.
                 if code_of(error) not in _CANNOT_OPEN or _has_wal(self._path):
                     raise
-                self._conn = await _connect(self._path, "mode=ro&immutable=1")
+                self._conn = await _connect(self._path, "&immutable=1")
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate(error) from error
 
@@ -78,10 +79,10 @@ class Reader:
         return list(rows)
 
 
-async def _connect(path: Path, options: str) -> aiosqlite.Connection:
+async def _connect(path: Path, options: str = "") -> aiosqlite.Connection:
     # What can fail is done before there is a thread: aiosqlite does not wait for the end of one that could not connect,
     # and such a thread may tell an event loop that is closed.
-    conn = await asyncio.to_thread(_open_file, f"{path.resolve().as_uri()}?{options}")
+    conn = await asyncio.to_thread(_open_file, read_only_uri(path) + options)
     return await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 
 

@@ -18,6 +18,7 @@ from helper.errors import HelperError, StoreCorrupt, StoreForeign
 from helper.store.records import ShareRow
 from helper.store.sql_files import migrations, queries
 from helper.store.sqlite.errors import translate
+from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, MAGIC, compare_schema
 from helper.store.transaction import read_fact
 
@@ -65,6 +66,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
+        StoreDisplaced: it has another name.
         StoreError: it can not be read.
     """
     with path.open("rb") as file:
@@ -83,8 +85,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
 
 
 def _copy(path: Path, copy: sqlite3.Connection) -> None:
-    uri = f"{path.resolve().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
+    with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
         conn.execute("PRAGMA query_only = ON")
         # Begun here, a database that is busy is an error after a while; within the copying it would be tried for ever.
         conn.execute("BEGIN")

@@ -14,13 +14,18 @@ import pytest
 import structlog
 
 from helper.cli.single_instance import require_single_instance
+from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
+from helper.store.sqlite.reader import open_queue_file
 from helper.store.backup import restore
 from helper.store.disk_health import LOCATION_EVERY
+from helper.store.migration.sqlite_endpoint import SqliteEndpoint
+from helper.store.sqlite.file_check import look_through
 from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.store import SqliteStore
+from helper.store.sqlite.snapshot import take_snapshot
 from tests.unit.store.fixtures import ROUND, Opener, files, put
 
 PATIENCE = 60.0
@@ -50,6 +55,23 @@ async def main():
     await store.close()
 
 asyncio.run(main())
+"""
+
+OPENING = """
+import asyncio, sys
+from pathlib import Path
+from helper.errors import StoreError
+from helper.store import SqliteStore
+
+async def main():
+    store = SqliteStore(Path(sys.argv[1]))
+    await store.open()
+    await store.close()
+
+try:
+    asyncio.run(main())
+except StoreError as error:
+    print(error, error.advice, sep="\\n")
 """
 
 
@@ -157,6 +179,71 @@ def test_restore_through_link_replaces_its_target(tmp_path: Path) -> None:
     link.symlink_to(real)
     restore(b"image", link, set_aside=False)
     assert (link.is_symlink(), real.read_bytes()) == (True, b"image")
+
+
+# ---------------------------------------------------------------------- a second name
+
+
+async def test_open_hard_link_after_crash_is_refused_until_one_name_is_left(
+    path: Path, tmp_path: Path, opened: Opener
+) -> None:
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    with other(path) as writer:
+        assert writer.put(*range(5)) == "stored"
+        link.hardlink_to(path)
+        writer.crash()
+    for name in (link, path):
+        with pytest.raises(StoreDisplaced, match=r"has 2 names \(hard links\)") as caught:
+            await opened(name)
+        assert "Do not remove a file ending in -wal" in caught.value.advice
+    assert not Path(f"{link}-wal").exists()
+
+    link.unlink()
+    assert await number_of_shares(await opened(path)) == 5
+
+
+async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, opened: Opener) -> None:
+    await (await opened(path)).close()
+    link = tmp_path / "link.db"
+    link.hardlink_to(path)
+    clock = SystemClock()
+
+    async def outlook(database: Path) -> None:
+        async with open_queue_file(database) as queue:
+            await queue.outlook(now=0.0)
+
+    with pytest.raises(StoreDisplaced, match="has 2 names"):
+        await outlook(link)
+    for read in (
+        lambda: take_snapshot(link, clock),
+        lambda: look_through(link, clock, seconds=PATIENCE),
+        lambda: restore(b"image", link, set_aside=True),
+        SqliteEndpoint(link, clock).look,
+        SqliteEndpoint(link, clock).hold,
+    ):
+        with pytest.raises(StoreDisplaced, match="has 2 names"):
+            read()
+
+
+def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Path) -> None:
+    mounted = tmp_path / "elsewhere" / "queue.db"
+    mounted.parent.mkdir()
+    mounted.touch()
+    with other(path) as writer:
+        assert writer.put(*range(5)) == "stored"
+        writer.crash()
+    script = f"mount --bind {path} {mounted} || exit 77; exec {sys.executable} -c '{OPENING}' {mounted}"
+    ended = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    if ended.returncode not in (0, 1) or "Operation not permitted" in ended.stderr:
+        pytest.skip(f"this user may not mount: {ended.stderr}")
+    assert ended.stdout.splitlines()[0].endswith(
+        "is a mount point: its write-ahead log would not be beside the file that is mounted there"
+    )
+    assert "Mount the directory" in ended.stdout
+    assert sorted(file.name for file in mounted.parent.iterdir()) == ["queue.db", "queue.db.lock"]
 
 
 # ---------------------------------------------------------------------- moved while it is in use

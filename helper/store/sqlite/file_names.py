@@ -1,0 +1,78 @@
+"""Refuses a database that may have a second name: SQLite finds the write-ahead log by the name that is opened.
+
+After a crash the log lies beside the name that was used. Opened by another name, the database lacks what the log holds.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from helper.errors import StoreDisplaced
+
+
+def read_only_uri(database: Path) -> str:
+    """The URI that opens a database for reading only.
+
+    Raises:
+        StoreDisplaced: the file has another name.
+    """
+    real = Path(os.path.realpath(database))
+    refuse_second_name(real)
+    return f"{real.as_uri()}?mode=ro"
+
+
+def refuse_second_name(database: Path) -> None:
+    """Refuse a database with several hard links, or one that is a mount point.
+
+    A file that is missing or cannot be reached is not refused: SQLite reports it.
+
+    Closing a descriptor of the file would drop SQLite's locks in this process; closing one of O_PATH does not.
+
+    Args:
+        database: the resolved path.
+
+    Raises:
+        StoreDisplaced: the file has, or may have, another name.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    fds: list[int] = []
+    try:
+        with suppress(OSError):
+            fds.append(os.open(database.parent, flags | os.O_DIRECTORY))
+            fds.append(os.open(database.name, flags, dir_fd=fds[0]))
+        if len(fds) < 2:
+            return
+        names = os.fstat(fds[1]).st_nlink
+        mounts = [_mount_of(fd) for fd in fds]
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if names > 1:
+        raise StoreDisplaced(
+            f"{database} has {names} names (hard links), and its write-ahead log is found by only one of them",
+            advice=f"List the names with `find / -xdev -samefile {database}`. Use the one that has a file ending in "
+            "-wal beside it, or any if none has, and remove the other names (rm); the file stays. Do not remove a "
+            "file ending in -wal.",
+        )
+    if mounts[0] != mounts[1]:
+        raise StoreDisplaced(
+            f"{database} is a mount point: its write-ahead log would not be beside the file that is mounted there",
+            advice="Mount the directory that holds the database instead of the file. If there is a file "
+            f"{database}-wal, do not delete it: with the helper stopped, move it beside the file that is mounted, "
+            "under that file's name with -wal.",
+        )
+
+
+def _mount_of(fd: int) -> str:
+    """The number of the mount that a descriptor was opened on; the same for all where /proc is not mounted.
+
+    The device number does not tell mounts apart: a bind mount may be of the same device, and on overlayfs a file and
+    its directory may differ.
+    """
+    with suppress(OSError), open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
+        for line in lines:
+            if line.startswith("mnt_id:"):
+                return line
+    return ""
