@@ -22,8 +22,10 @@ UNFINISHED: Final = "copy.unfinished"
 """The fact of a database that a move into it was begun and has not ended."""
 MOVED: Final = "copy.moved"
 """The fact of a database whose queue is another's now."""
+RUN: Final = "file.run"
+"""The fact of a file that identifies the run that has it open, or crashed with it (see `file_location`)."""
 ROW_KEY: Final = "key.rows"
-OWN_FACTS: Final = frozenset({UNFINISHED, MOVED, "seal.check"})
+OWN_FACTS: Final = frozenset({UNFINISHED, MOVED, RUN, "seal.check"})
 """Facts of one database alone, which no move carries."""
 
 

@@ -133,6 +133,10 @@ class Eraser:
                 raise
             self._note_failure(error)
 
+    def write_back(self) -> bool:
+        """Write the WAL back; whether the database file now holds all that was committed."""
+        return self._checkpoint(truncate=False)
+
     def finish(self) -> None:
         """Erase what is still to be erased, before the connection is closed."""
         if self.pending or self._stale or self._conn.total_changes != self._last_changes:

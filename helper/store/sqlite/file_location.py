@@ -7,12 +7,16 @@ into any database that has the name: what was committed last is lost, and the ot
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreDisplaced
+from helper.store.migration.tables import RUN
+from helper.store.sql_files import queries
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.transaction import read_fact
 
 DISPLACED: Final = "the database file is no longer at its path"
 LOG_DISPLACED: Final = "the database's write-ahead log is no longer at its path"
@@ -60,22 +64,38 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
                 f"queue, delete {database}.lock.",
             )
         return
-    if lock.inodes is None:
+    if lock.run is None:
         return
-    database_inode, log_inode = lock.inodes
     if not log.exists():
         raise StoreDisplaced(
             f"{log} is missing, although the last run on {database} did not end in order",
             advice=_MOVE_BACK.format(what="it", path=log) + "If another program (sqlite3) has opened the database "
             f"since, it has written the log back and removed it: delete {database}.lock then, and start.",
         )
-    # Copies of both files, on another disk for instance, have new numbers both.
-    if database.stat().st_ino != database_inode and log.stat().st_ino == log_inode:
+    if _holds_other_run(database, lock.run):
         raise StoreDisplaced(
-            f"{database} is not the database that {log} belongs to: the file was replaced during the last run",
+            f"{database} is not the database that {log} belongs to: the file was replaced since the last start",
             advice=_MOVE_BACK.format(what="the database that was replaced", path=database)
-            + f"To use the present file without what the log holds, move {log} elsewhere and delete {database}.lock.",
+            + f"A copy is accepted if {database.name} and {log.name} were copied together. {restore}.",
         )
+
+
+def _holds_other_run(database: Path, run: str) -> bool:
+    """Whether the file itself, without its log, holds another run than this, or none.
+
+    A file that is damaged where that is written is not refused here: a crash within a checkpoint may have left it so,
+    and its log repairs it.
+    """
+    uri = f"{database.as_uri()}?mode=ro&immutable=1"  # without the log
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as conn:
+            if conn.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone() is None:
+                return True
+            if read_fact(conn.execute(queries()["get_meta"], (RUN,)).fetchall()) == run:
+                return False
+            return [row[0] for row in conn.execute("PRAGMA integrity_check('meta')")] == ["ok"]
+    except sqlite3.Error:
+        return False
 
 
 class PathWatch:
@@ -89,12 +109,6 @@ class PathWatch:
         self._database = database
         self._log = log_of(Path(os.path.realpath(database)))
         self._identities = _identity(database), _identity(self._log)
-
-    @property
-    def inodes(self) -> tuple[int, int] | None:
-        """The inode numbers of database and log; None if one of them is missing."""
-        database, log = self._identities
-        return None if database is None or log is None else (database[1], log[1])
 
     def database_displaced(self) -> bool:
         """Whether another file, or none, is at the database's path."""

@@ -16,7 +16,7 @@ _CLEAN: Final = b"clean"
 _OPEN: Final = b"open"
 _RESTORING: Final = b"restoring"
 _LONGEST: Final = 64
-"""Bytes that a lock file may hold: a state, and two inode numbers."""
+"""Bytes that a lock file may hold: a state, and a run."""
 
 
 class FileLock:
@@ -34,8 +34,8 @@ class FileLock:
         database: the file; symbolic links are resolved.
 
     Attributes:
-        inodes: the inode numbers of database and write-ahead log that the last run recorded, if it did not end in
-            order; else None.
+        run: the random identifier of the last run, if that did not end in order and had written it to the database
+            too; else None.
     """
 
     def __init__(self, database: Path) -> None:
@@ -43,7 +43,7 @@ class FileLock:
         self._path = Path(f"{self._database}.lock")
         self._fd = -1
         self._database_fd = -1
-        self.inodes: tuple[int, int] | None = None
+        self.run: str | None = None
 
     def take(self, *, to_restore: bool = False) -> bool:
         """Take both locks, or raise at once; whether the last holder ended in order (or there was none).
@@ -69,8 +69,8 @@ class FileLock:
         except BaseException:
             self._close()
             raise
-        if state == _OPEN and len(recorded) == 2 and all(number.isdigit() for number in recorded):
-            self.inodes = int(recorded[0]), int(recorded[1])
+        if state == _OPEN and len(recorded) == 1:
+            self.run = recorded[0].decode("ascii", "replace")
         return state != _OPEN
 
     def lock_database(self) -> None:
@@ -86,13 +86,14 @@ class FileLock:
             try_lock(self._database_fd, self._database)
         refuse_second_name(self._database)
 
-    def say_open(self, inodes: tuple[int, int] | None = None) -> None:
+    def say_open(self, run: str | None = None) -> None:
         """From now on, an end without `release(clean=True)` is a crash.
 
         Args:
-            inodes: of the database and of its write-ahead log, to find out at the next start whether both are there.
+            run: the identifier that the database file holds, without its write-ahead log: the next start then requires
+                the log, and this database.
         """
-        self._write(_OPEN if inodes is None else b"%s\n%d %d" % (_OPEN, *inodes))
+        self._write(_OPEN if run is None else b"%s\n%s" % (_OPEN, run.encode("ascii")))
 
     def say_restoring(self) -> None:
         """From now on, and until `say_open`, no daemon may start on these files."""

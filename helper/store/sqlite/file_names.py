@@ -6,6 +6,7 @@ After a crash the log lies beside the name that was used. Opened by another name
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def read_only_uri(database: Path) -> str:
 def refuse_second_name(database: Path) -> None:
     """Refuse a database with several hard links, or one that is a mount point.
 
-    A file that is missing or cannot be reached is not refused: SQLite reports it.
+    What is missing, out of reach or not a file is not refused: opening it is.
 
     Closing a descriptor of the file would drop SQLite's locks in this process; closing one of O_PATH does not.
 
@@ -44,14 +45,16 @@ def refuse_second_name(database: Path) -> None:
             fds.append(os.open(database.name, flags, dir_fd=fds[0]))
         if len(fds) < 2:
             return
-        names = os.fstat(fds[1]).st_nlink
+        about = os.fstat(fds[1])
         mounts = [_mount_of(fd) for fd in fds]
     finally:
         for fd in fds:
             os.close(fd)
-    if names > 1:
+    if not stat.S_ISREG(about.st_mode):
+        return
+    if about.st_nlink > 1:
         raise StoreDisplaced(
-            f"{database} has {names} names (hard links), and its write-ahead log is found by only one of them",
+            f"{database} has {about.st_nlink} names (hard links), and its write-ahead log is found by only one of them",
             advice=f"List the names with `find / -xdev -samefile {database}`. Use the one that has a file ending in "
             "-wal beside it, or any if none has, and remove the other names (rm); the file stays. Do not remove a "
             "file ending in -wal.",

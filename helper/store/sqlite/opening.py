@@ -14,10 +14,10 @@ from typing import Final
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED, UNFINISHED
+from helper.store.migration.tables import MOVED, RUN, UNFINISHED
 from helper.store.sql_files import migrations, queries
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.errors import code_of, translate
+from helper.store.sqlite.errors import code_of, is_full, translate
 from helper.store.sqlite.file_location import PathWatch, log_of, refuse_incomplete, size_of
 from helper.store.sqlite.file_lock import FileLock, open_regular
 from helper.store.sqlite.transaction import SqliteTransaction
@@ -31,6 +31,7 @@ CHECKED_AT_START: Final = 64 << 20
 would keep wallets waiting; the service's own check finds what is damaged in it, and until then every row's check does.
 """
 MAGIC: Final = b"SQLite format 3\x00"
+_RUN_BYTES: Final = 16
 _FORMATS: Final = slice(18, 20)
 """Where a file says which version of the format it takes to write and to read it: 1 without a WAL, 2 with one."""
 _PAGE_SIZE: Final = slice(16, 18)
@@ -135,12 +136,13 @@ def _open_locked(
         for row in conn.execute(queries()["round_keys"]).fetchall():
             read_round_key(row, keys)
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
+        if lock.run is None:  # else the record of the crash is valid until this run ends in order
+            lock.say_open()
+        run = _write_run(conn, lock.run)
         eraser = Eraser(conn, path, clock)
     except BaseException:
         _close_refused(conn, lock, clean=clean)
         raise
-    watch = PathWatch(watched)
-    lock.say_open(watch.inodes)
     if not clean:
         try:
             eraser.erase_all()
@@ -148,7 +150,28 @@ def _open_locked(
             _close_refused(conn, lock, clean=clean)
             eraser.close()
             raise StoreError(f"what the last run left could not be written back to {path}: {error}") from error
-    return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, watch)
+    if run is not None and run != lock.run and eraser.write_back():
+        lock.say_open(run)
+    return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, PathWatch(watched))
+
+
+def _write_run(conn: sqlite3.Connection, recorded: str | None) -> str | None:
+    """Write the identifier of this run to the database, by which the next start recognises it after a crash.
+
+    After a crash it is that of the crashed run: until the record is replaced, file and record must not differ.
+
+    Returns:
+        The identifier; None if the disk is full.
+    """
+    run = recorded or secrets.token_hex(_RUN_BYTES)
+    if read_fact(conn.execute(queries()["get_meta"], (RUN,)).fetchall()) != run:
+        try:
+            conn.execute(queries()["set_meta"], fact_row(RUN, run))
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+            return None
+    return run
 
 
 def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> None:

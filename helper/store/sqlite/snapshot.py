@@ -15,6 +15,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import HelperError, StoreCorrupt, StoreForeign
+from helper.store.migration.tables import RUN
 from helper.store.records import ShareRow
 from helper.store.sql_files import migrations, queries
 from helper.store.sqlite.errors import translate
@@ -77,6 +78,9 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
             began = clock.monotonic()
             _copy(path, copy)
             seconds = clock.monotonic() - began
+            # The copy is not the file that the write-ahead log beside the database belongs to.
+            if copy.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+                copy.execute("DELETE FROM meta WHERE key = ?", (RUN,))
             image = bytearray(copy.serialize())
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate(error) from error
