@@ -131,6 +131,11 @@ def _hand_over(
             return await operations.hand_over(actor, conditions, int(body["named"]), selection.marks)
         return await operations.note_export(actor, conditions, int(body["named"]), len(selection.carried))
 
+    for left in sorted(output.parent.glob(".*.partial")):
+        say(
+            f"{left} is left of an interrupted export or backup. After an interrupted --move it may be the only copy "
+            "of its shares: give it to `svote-helper queue import` before you delete it."
+        )
     with new_file(output, sealed) as written:
         try:
             return target.act("/queue/export", _with_marks(body, selection) if move else body, on_file)

@@ -11,16 +11,17 @@ from typing import Final, Protocol
 
 import anyio.to_thread
 
-from helper.core.share import Share
 from helper.errors import ActionRefused, ExportFileError
 from helper.ingest.share_checks import ShareChecks, check_share
 from helper.operations.export_format import MAX_LINE, message_of, read_head, read_line
-from helper.store.action_rows import Checked, ImportedShare, ImportResult
+from helper.store.action_rows import Checked, ExportedShare, ImportedShare, ImportResult
 from helper.store.rows import StoredRound
 from proofs import ProofsError
 
 TAKEN_AT_ONCE: Final = 50
 """Shares that are checked and kept together: some 15 ms of hashing, outside the interpreter's lock."""
+RETRY_MARGIN: Final = 3600
+"""Seconds after its round's end at which a share may be due: a retry that was put off shortly before the end."""
 _CHAIN_ID: Final = "chain_id"
 
 
@@ -102,17 +103,19 @@ def _check(checks: ShareChecks, rounds: Rounds, line: bytes) -> Checked | None:
     except (ExportFileError, ProofsError):
         return None
     told = rounds.get(carried.share.round_id)
-    if told is not None and not _fits(carried.share, told):
+    if told is not None and not _fits(carried, told):
         return None
     if carried.reveal is not None and message_of(carried.reveal.prepared.message).nullifier != nullifier:
         return None
     return carried, nullifier
 
 
-def _fits(share: Share, told: StoredRound) -> bool:
-    """Whether a share is one of its round: its question, its answer, its time."""
+def _fits(carried: ExportedShare, told: StoredRound) -> bool:
+    """Whether a share is one of its round: its question, its answer, its time, and when it is due."""
+    share = carried.share
     options = dict(told.proposals).get(share.proposal_id, ())
-    return share.vote_decision in options and share.submit_at <= told.vote_end_time
+    in_time = share.submit_at <= told.vote_end_time and carried.due_ms <= (told.vote_end_time + RETRY_MARGIN) * 1000
+    return share.vote_decision in options and in_time
 
 
 async def split_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 from helper.store.migration.marks import refuse_marked
 from helper.store.migration.tables import MOVED, RUN, UNFINISHED
 from helper.store.sql_files import migrations, queries
@@ -87,6 +87,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: a crash left the write-ahead log, and the database is not there; or the reverse.
+        StoreFull: there is no space left on its disk.
         StoreError: it can not be opened.
     """
     # SQLite names the write-ahead log after the resolved path.
@@ -103,15 +104,26 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
             lock.release(clean=False)
             raise
     except OSError as error:
+        if is_full(error):
+            raise _full(path) from error
         raise StoreError(
             f"{path} can not be opened: {error.strerror}",
             advice="Make the directory of [helper] db_path, and let the service's user write in it.",
         ) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
+        if is_full(error):
+            raise _full(path) from error
         if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_ERROR:
             # What is run here is right for a whole file: it is the file's own schema that makes no sense.
             raise StoreCorrupt(f"the database is damaged: its schema is not what it was: {error}") from error
         raise translate(error) from error
+
+
+def _full(path: Path) -> StoreFull:
+    return StoreFull(
+        f"{path} can not be opened: no space left on the disk of {path.parent}",
+        advice=f"Free space on that disk (`df -h {path.parent}`), and start again.",
+    )
 
 
 def _open_locked(

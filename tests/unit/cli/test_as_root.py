@@ -144,6 +144,17 @@ def test_root_command_leaves_all_files_to_the_service(database: Path, folder: Pa
     assert output.stat().st_uid == 0, "what root names elsewhere is root's"
 
 
+def test_export_after_interrupted_export_names_what_it_left(
+    database: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = folder / ".shares.12345.partial"
+    left.write_bytes(b"sealed")
+    assert run("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
+    said = capsys.readouterr().err
+    assert f"{left} is left of an interrupted export" in said
+    assert left.read_bytes() == b"sealed"
+
+
 def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("queue", "export", "--output", str(database.parent / "shares"), "--db", str(database)) == 0
     capsys.readouterr()

@@ -220,13 +220,14 @@ async def test_what_no_wallet_could_have_posted_is_left(desk: Desk) -> None:
         waiting(0, share=replace(recorded(0), primary_blind=recorded(1).primary_blind)),
         waiting(1, share=replace(recorded(1), share_comms=b"\xff" * 512)),
         waiting(2, share=recorded(2, submit_at=END + 1)),
+        waiting(2, due_ms=2**62),
         waiting(3, share=recorded(3, vote_decision=7)),
         waiting(4, share=recorded(4, proposal_id=9)),
         sent(5, nullifier=b"\x07" * 32),
     ]
-    told = await desk.operations.import_shares(ANN, each([*lines(*wrong, waiting(6), shares=8), b"{}"]))
-    assert (told.counts["invalid"], told.counts["taken"]) == (7, 1)
-    assert [one.number for one in told.left] == [1, 2, 3, 4, 5, 6, 8]
+    told = await desk.operations.import_shares(ANN, each([*lines(*wrong, waiting(6), shares=9), b"{}"]))
+    assert (told.counts["invalid"], told.counts["taken"]) == (8, 1)
+    assert [one.number for one in told.left] == [1, 2, 3, 4, 5, 6, 7, 9]
     assert {(one.ref, one.reason) for one in told.left} == {(None, ImportResult.INVALID)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import threading
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.store.sql_files import migrations
 from helper.store.sqlite import opening
+from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
@@ -68,6 +70,20 @@ async def test_the_connection_is_set_for_durability_and_erasure(store: SqliteSto
     values = [await store._writer.run(partial(pragma, name=name)) for name in names]
 
     assert values == ["wal", 2, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+async def test_open_on_full_disk_names_the_disk(
+    opened: Opener, path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def fail(_lock: FileLock, _text: bytes) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(FileLock, "_write", fail)
+    with pytest.raises(StoreFull, match="no space left on the disk of") as caught:
+        await opened(path)
+    assert str(path) in str(caught.value)
+    assert f"df -h {path.parent}" in caught.value.advice
 
 
 async def test_a_text_file_is_refused(path: Path) -> None:
