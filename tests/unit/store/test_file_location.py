@@ -17,15 +17,15 @@ from helper.cli.single_instance import require_single_instance
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
-from helper.store.sqlite.reader import open_queue_file
 from helper.store.backup import restore
 from helper.store.disk_health import LOCATION_EVERY
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.file_check import look_through
 from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
 from helper.store.sqlite.file_lock import FileLock
-from helper.store.sqlite.store import SqliteStore
+from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import ROUND, Opener, files, put
 
 PATIENCE = 60.0
