@@ -21,9 +21,7 @@ Nothing here logs anything of a share that is taken: what the answers were is co
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
@@ -109,29 +107,29 @@ class SharedPlaces:
         self._places = places
         self._message = message
         self._taken = 0
-        self._taken_by_client: Counter[bytes] = Counter()
+        self._taken_by_client: dict[bytes, int] = {}
 
-    @contextmanager
-    def hold(self, client: bytes | None) -> Iterator[None]:
-        """Hold a place; a client of None is limited by the number of places only.
+    def take(self, client: bytes | None) -> None:
+        """Take a place; a client of None is limited by the number of places only. `release` gives it back.
 
         Raises:
             ShareRefused: 429, no place is free for this client.
         """
         free = self._places - self._taken
-        if free <= 0 or (client is not None and self._taken_by_client[client] >= free):
+        if free <= 0 or (client is not None and self._taken_by_client.get(client, 0) >= free):
             raise ShareRefused(429, self._message)
-        self._count(client, 1)
-        try:
-            yield
-        finally:
-            self._count(client, -1)
-
-    def _count(self, client: bytes | None, added: int) -> None:
-        self._taken += added
+        self._taken += 1
         if client is not None:
-            self._taken_by_client[client] += added
-            if not self._taken_by_client[client]:
+            self._taken_by_client[client] = self._taken_by_client.get(client, 0) + 1
+
+    def release(self, client: bytes | None) -> None:
+        """Give a place of this client back."""
+        self._taken -= 1
+        if client is not None:
+            left = self._taken_by_client[client] - 1
+            if left:
+                self._taken_by_client[client] = left
+            else:
                 del self._taken_by_client[client]
 
 
@@ -190,15 +188,21 @@ class AdmissionController:
             ShareRefused: 400 a rule is broken (`field` says where), 429 come again in a moment, 503 nothing
                 can be taken now.
         """
-        with self._in_flight.hold(client):
+        self._in_flight.take(client)
+        try:
             arrived = self._clock.now()
             return await self._accept(await self._checker.read(body), arrived, client)
+        finally:
+            self._in_flight.release(client)
 
     async def accept(self, share: Share) -> Enqueued:
         """Check a share that was read already and keep it; see `take`."""
-        with self._in_flight.hold(None):
+        self._in_flight.take(None)
+        try:
             arrived = self._clock.now()
             return await self._accept(await self._checker.check(share), arrived, None)
+        finally:
+            self._in_flight.release(None)
 
     async def _accept(self, checked: CheckedShare, arrived: float, client: bytes | None) -> Enqueued:
         share = checked.share
@@ -302,7 +306,8 @@ class AdmissionController:
         """Wait until the share's round and leaf are known or proven to be missing, at most HOLD_SECONDS."""
         self._refuse_when_paused(share)
         deadline = self._clock.monotonic() + HOLD_SECONDS
-        with self._held.hold(client):
+        self._held.take(client)
+        try:
             key = ArrivalKey(share.round_id, share.tree_position, vote_commitment)
             arrival = self._first_arrivals.note(key, self._trees.arrival(), self._clock.monotonic())
             while not self._trees.lacks(share.round_id, arrival):
@@ -315,6 +320,8 @@ class AdmissionController:
                     self._first_arrivals.forget(key)
                     return chain_round
                 self._refuse_when_paused(share)
+        finally:
+            self._held.release(client)
         return self._lacking(share)
 
     def _lacking(self, share: Share) -> Round:
@@ -340,12 +347,12 @@ class AdmissionController:
         return _not_active()
 
     def _refuse_foreign_choice(self, share: Share, chain_round: Round) -> None:
-        options = {proposal.id: proposal.options for proposal in chain_round.proposals}
-        if share.vote_decision in options.get(share.proposal_id, ()):
+        proposal = next((one for one in chain_round.proposals if one.id == share.proposal_id), None)
+        if proposal is not None and share.vote_decision in proposal.options:
             return
-        if not options or self._rounds.has_unconfirmed_proposals(share.round_id):
+        if not chain_round.proposals or self._rounds.has_unconfirmed_proposals(share.round_id):
             raise ShareRefused(429, "the round's proposals are not confirmed yet; retry later")
-        if share.proposal_id not in options:
+        if proposal is None:
             raise ShareRefused(400, "is not a proposal of the round", field="proposal_id")
         raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")
 

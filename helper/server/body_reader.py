@@ -67,6 +67,18 @@ class BodyReader:
         async with self.reading(scope, receive, client) as body:
             return body
 
+    def received(self, scope: Scope) -> bytes | None:
+        """The body if it is small and the connection has already received all of it, as with almost every share.
+
+        Otherwise None, and the body is to be read by `reading`. A small body does not count towards the budgets.
+        """
+        body: bytearray | None = scope.get("state", {}).get(WHOLE)
+        if body is None or len(body) > min(self._small, self._limit):
+            return None
+        whole = bytes(body)
+        body.clear()  # the connection stays open, and must not hold the share
+        return whole
+
     @asynccontextmanager
     async def reading(self, scope: Scope, receive: Receive, client: bytes | None = None) -> AsyncIterator[bytes]:
         """The whole body of a request of which nothing has been received. Counts towards the budgets until the exit.
@@ -81,11 +93,8 @@ class BodyReader:
                 much is being read at once.
             ClientDisconnect: the client went away.
         """
-        here: bytearray | None = scope.get("state", {}).get(WHOLE)
-        if here is not None and len(here) <= min(self._small, self._limit):
-            body = bytes(here)  # what nearly all send: nothing to wait for, and nothing to count
-            here.clear()  # the connection stays, and keeps no share
-            yield body
+        if (received := self.received(scope)) is not None:
+            yield received
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._limit:

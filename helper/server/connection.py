@@ -237,8 +237,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head and not self._cut:
             self._arm()
         self._idle.clear()
-        self._unparsed += data
-        self._parse_pieces()
+        if not self._unparsed and not self.pipeline and _ends_at_most_one_head(data):
+            self._parse(data)
+        else:
+            self._unparsed += data
+            self._parse_pieces()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
         """The client sends no more: answer the complete requests, then close. A partial request is dropped.
@@ -564,6 +567,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discardable -= size
         if self._discardable < 0:
             self.transport.close()
+
+
+def _ends_at_most_one_head(data: bytes) -> bool:
+    """Whether received bytes end one request head or none, so that they are one piece."""
+    return data.count(_HEAD_END) <= 1 and not data.startswith((b"\n", b"\r\n"))
 
 
 def _piece_end(data: bytes, at: int) -> int:

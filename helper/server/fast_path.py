@@ -7,8 +7,6 @@ anything a second time (`helper.server.routes.wallet.Taking`), and responds, log
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.server.middleware import CORS_HEADERS
@@ -38,9 +36,11 @@ class FastPath:
         """Serve one request."""
         outcome: Enqueued | None = None
         if scope["type"] == "http" and scope["path"] == TAKE_PATH and scope["method"] == "POST":
-            with suppress(Exception):  # it is raised again where it is answered
+            try:
                 if self._limits is None or self._limits.admits(scope):
                     outcome = await self._taking(scope, receive)
+            except Exception:  # noqa: S110 - the application raises it again and answers it
+                pass
         if outcome is None:
             await self._app(scope, receive, send)
             return

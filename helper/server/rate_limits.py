@@ -30,6 +30,8 @@ _KEPT: Final = 0.9
 """The share of them that is left when room is made, so that it is not made again for each newcomer."""
 
 _ADMITTED: Final = "svote-helper.admitted"
+_CLIENT: Final = "svote-helper.client"
+"""The key of a request's scope under which its client is stored once it is known."""
 """The key of a request's scope under which it is noted that its client had a token left when it came."""
 _SPARED: Final = "svote-helper.spared"
 """The key of a request's scope under which it is noted that its refusal costs nothing."""
@@ -100,8 +102,11 @@ class RefusalLimiter:
 
     def client(self, scope: Scope) -> bytes | None:
         """Who sends a request; None for nobody, who has no limits."""
-        peer = scope.get("client")
-        return client_of(peer[0] if peer else None, scope["headers"], self._trusted)
+        if _CLIENT not in scope:
+            peer = scope.get("client")
+            scope[_CLIENT] = client_of(peer[0] if peer else None, scope["headers"], self._trusted)
+        client: bytes | None = scope[_CLIENT]
+        return client
 
     def admits(self, scope: Scope) -> bool:
         """Whether the client of a request has a token left; where it has, that holds for the whole request."""

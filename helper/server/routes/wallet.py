@@ -161,9 +161,13 @@ class Taking:
             if self._token:
                 check_token(scope, self._token)
             client = None if self._limits is None else self._limits.client(scope)
-            async with self._bodies.reading(scope, receive, client) as body:
-                self._charge(client, len(body))
+            body = self._bodies.received(scope)
+            if body is not None:
                 outcome = await self._view.intake.take(body, client)
+            else:
+                async with self._bodies.reading(scope, receive, client) as body:
+                    self._charge(client, len(body))
+                    outcome = await self._view.intake.take(body, client)
         except Exception as error:
             self._view.count(f"post_{_outcome_of(error)}")
             scope[_RAISED] = error
