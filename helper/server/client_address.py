@@ -52,10 +52,15 @@ def network_of(client: bytes) -> bytes:
     return client[2:5] if client[:2] == _6TO4 else client[:6]
 
 
+@lru_cache(maxsize=4096)
+def _is_in(address: Address, networks: tuple[Network, ...]) -> bool:
+    return any(address in network for network in networks)
+
+
 def is_trusted(address: Address | str | None, trusted: Sequence[Network]) -> bool:
     """Whether an address is one of the operator's own proxies."""
     found = _address(address or "") if isinstance(address, str | None) else address
-    return found is not None and any(found in network for network in trusted)
+    return found is not None and _is_in(found, tuple(trusted))
 
 
 def _forwarded(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> Address:
