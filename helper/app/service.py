@@ -20,7 +20,7 @@ from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
-from helper.chain.node_pool_factory import create_node_pool
+from helper.chain.node_pool import create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainFollower
 from helper.clock import Clock, SystemClock

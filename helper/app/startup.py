@@ -13,7 +13,7 @@ import structlog
 
 from helper.app.admin_only import AdminOnlyService
 from helper.app.service import Service
-from helper.chain.node_pool_factory import create_node_pool
+from helper.chain.node_pool import create_node_pool
 from helper.clock import SystemClock
 from helper.config import Config
 from helper.runtime.systemd import ServiceManager

@@ -29,7 +29,7 @@ ALLOWANCE: Final = 0.5
 """Seconds that a block must be later than a share's arrival: the clocks of chain and wallets differ a little."""
 ABSENCE_BLOCKS: Final = 10
 """Blocks by which an answer must exceed the height known at the arrival: a lag of several blocks, or two of the nodes
-behind one address, each up to `helper.chain.node.WOBBLE` blocks behind.
+behind one address, each up to `helper.chain.node.MAX_HEIGHT_DROP` blocks behind.
 """
 SETTLED: Final = 0.1
 """Seconds after which a node is assumed to have executed the newest block that it shows."""

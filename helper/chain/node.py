@@ -1,6 +1,4 @@
-"""One configured node: its clients, and what is known of its health. Pure judgement; the asking is done in
-failover.py.
-"""
+"""A configured chain node: its clients and its health. Does no I/O; `NodePool` sends the probes."""
 
 from __future__ import annotations
 
@@ -13,39 +11,36 @@ from helper.chain.models import BlockHead
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 
-LONGEST_REST = 30.0
-"""Seconds that a failing endpoint rests at most before it is tried again."""
+MAX_BACKOFF_SECONDS = 30.0
+"""Longest backoff of a failing node."""
 
-WOBBLE = 5
-"""Blocks that a URL may fall back without being set aside: several nodes behind one address are never quite
-in step.
-"""
+MAX_HEIGHT_DROP = 5
+"""Blocks by which the height of a URL may decrease: nodes behind one load balancer are rarely at the same height."""
 
-WORD_SECONDS = 2.5
-"""For how long a node's word that it is not catching up holds: one that stops to follow must be left within 5 s."""
+SYNC_STATUS_SECONDS = 2.5
+"""How long an answer that a node is not syncing is valid. A node that falls behind must be left within 5 s."""
 
+MAX_OFFSETS = 16
+"""Number of recent heads whose offsets are stored."""
 
-OFFSETS_KEPT = 16
-"""Heads of a node whose offsets are remembered."""
-
-PART = 1 / 4
-"""Of the interval between probes: the time between those that look for a block that should be there."""
+PROBE_FRACTION = 1 / 4
+"""Fraction of the probe interval between two probes for an expected block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a node may be off. Seconds.
+    """Limits of the age of a node's newest block, in seconds.
 
     Attributes:
-        stale_after: a newest block older than this makes a node stale.
-        clock_skew: a newest block further in our future than this makes a node (or our clock) wrong.
+        stale_after: maximum age; beyond it the node is stale.
+        clock_skew: maximum time ahead of the local clock; beyond it the node or the local clock is wrong.
     """
 
     stale_after: float = 90.0
     clock_skew: float = 120.0
 
     def exceeded(self, age: float) -> str | None:
-        """What is wrong with a newest block of this age (seconds, negative in our future)."""
+        """Why a newest block of this age (seconds, negative if ahead) is outside the limits, None if it is not."""
         if age > self.stale_after:
             return f"newest block is {age:.0f} s old"
         return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.clock_skew else None
@@ -53,52 +48,53 @@ class Limits:
 
 @dataclass(slots=True)
 class Health:
-    """What the last questions to one service (REST or RPC) of a node told.
+    """Health of one service (REST or RPC) of a node.
 
     Attributes:
-        head: its newest block, None before its first answer.
-        highest: the greatest height it ever showed; a node below its own past was reset or lies.
-        offset: our clock minus the block's time, when this head was first seen. Seconds.
-        syncing: it says that it is catching up.
-        said_at: monotonic time at which the probe began that last asked it for that.
-        probed_at: monotonic time at which its last good probe began.
-        before_head: monotonic time at which it did not have its newest block yet, minus infinity where none is known.
-        offsets: those of its latest heads.
-        absences: for each of them, our clock minus its time when it was last looked for and not there yet.
-        block_seconds: between its two newest heads, by their own time and a block; infinity before there were two.
-        error: what went wrong when it was last probed, None when nothing did.
-        implausible: why its newest block cannot be right, None when it can.
-        rest_until: monotonic time before which it is not asked anything (but probed).
-        rest_reason: why it rests.
-        failures: calls that failed since the last that did not.
-        told: the reason that was last logged.
+        head: the newest block, None before the first answer.
+        highest: the greatest height reported; a node far below it was reset or gives false answers.
+        offset: local clock minus block time when this head was first reported, in seconds.
+        syncing: whether the node reports that it is syncing.
+        sync_checked_at: monotonic start of the last probe that requested `syncing`.
+        probed_at: monotonic start of the last successful probe.
+        before_head: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
+        offsets: offsets of the most recent heads.
+        absences: for each of these heads, local clock minus block time at the last probe that did not find it.
+        block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
+        error: error of the last probe, None if it succeeded.
+        implausible: why the newest block cannot be right, None if it can.
+        rest_until: monotonic end of the backoff; until then the service is only probed.
+        rest_reason: cause of the backoff.
+        failures: consecutive failed calls.
+        reported_reason: the reason that was logged last.
     """
 
     head: BlockHead | None = None
     highest: int = 0
     offset: float | None = None
     syncing: bool = False
-    said_at: float = -math.inf
+    sync_checked_at: float = -math.inf
     probed_at: float = -math.inf
     before_head: float = -math.inf
-    offsets: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
-    absences: deque[float] = field(default_factory=partial(deque, maxlen=OFFSETS_KEPT))
+    offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
+    absences: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
     block_seconds: float = math.inf
-    error: str | None = "not asked yet"
+    error: str | None = "not probed yet"
     implausible: str | None = None
     rest_until: float = 0.0
     rest_reason: str = ""
     failures: int = 0
-    told: str | None = "not asked yet"
+    reported_reason: str | None = "not probed yet"
 
     def is_known(self, monotonic: float) -> bool:
-        """Whether it was well, and said just now that it is not catching up: while its newest block is the same, that
-        need not be asked again.
+        """Whether the last probe succeeded and the node recently reported that it is not syncing.
+
+        If so, `syncing` is not requested again while the newest block is the same.
         """
-        return self.error is None and not self.syncing and monotonic - self.said_at < WORD_SECONDS
+        return self.error is None and not self.syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
     def saw(self, head: BlockHead, *, syncing: bool | None, now: float, began: float) -> None:
-        """Take in a good probe that began at a monotonic time; `syncing` is None where that was not asked."""
+        """Record a successful probe that began at the monotonic time `began`; `syncing` is None if not requested."""
         if self.head is None or head.height != self.head.height:
             self.offset = now - head.time
             self.offsets.append(self.offset)
@@ -109,57 +105,57 @@ class Health:
         self.probed_at = began
         self.head = head
         if syncing is not None:
-            self.syncing, self.said_at = syncing, began
+            self.syncing, self.sync_checked_at = syncing, began
         self.error = None
 
     def pause(self, interval: float, now: float) -> float:
-        """Seconds until it should be probed again: `interval`, or less around the time at which its next block is
-        expected. A block is then seen within a part of the interval, not half of one later on average.
+        """Seconds until the next probe: `interval`, or less around the time at which the next block is expected.
 
-        It is expected as long after the newest as that came after the one before, and to show as soon as any of the
-        latest has: it is looked for then and, as it may be a little late, a part later; and a part before, unless it is
-        known not to be there so early.
+        This detects a block within a fraction of the interval instead of half an interval on average. The next block
+        is expected one block interval after the newest one, plus the smallest recent offset. The node is probed then,
+        and one fraction later in case the block is late. It is also probed one fraction before, unless recent blocks
+        were never available that early.
         """
-        part = PART * interval
+        part = PROBE_FRACTION * interval
         if self.head is None or self.block_seconds < interval - part:
-            return interval  # several blocks an interval: whoever asks so seldom wants no more questions
-        shows = min(self.offsets)
-        due = self.head.time + self.block_seconds + shows - now
-        early = 0.0 if shows - max(self.absences) < 1.5 * part else part
+            return interval  # Blocks are faster than probes; a long interval is configured to limit requests.
+        delay = min(self.offsets)
+        due = self.head.time + self.block_seconds + delay - now
+        early = 0.0 if delay - max(self.absences) < 1.5 * part else part
         return min(max(due - early, part), interval) if due > -part else interval
 
     def rest(self, reason: str, *, monotonic: float) -> None:
-        """Leave it alone for 1, 2, 4 … 30 s after the first, second, third … failure in a row."""
-        self.rest_until = monotonic + min(LONGEST_REST, 2.0 ** min(self.failures, 10))
+        """Start a backoff of 1, 2, 4 … 30 s after the first, second, third … consecutive failure."""
+        self.rest_until = monotonic + min(MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
         self.rest_reason = reason
         self.failures += 1
 
     def reason(self, chain_id: str | None, limits: Limits, *, now: float, monotonic: float) -> str | None:
-        """Why this service is set aside; None when it is fresh."""
+        """Why this service is not fresh, None if it is."""
         head = self.head
         if self.error is not None:
             return self.error
         if head is None or chain_id is None:
-            return "its chain is not known yet"
+            return "chain id not known yet"
         if head.chain_id != chain_id:
-            return f"it serves chain {head.chain_id}, not {chain_id}"
-        if head.height < self.highest - WOBBLE:
-            return f"its height went back from {self.highest} to {head.height}"
+            return f"serves chain {head.chain_id}, not {chain_id}"
+        if head.height < self.highest - MAX_HEIGHT_DROP:
+            return f"height decreased from {self.highest} to {head.height}"
         if self.syncing:
-            return "it is catching up"
+            return "node is syncing"
         resting = self.rest_reason if monotonic < self.rest_until else None
         return self.implausible or limits.exceeded(now - head.time) or resting
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the chain, in the operator's order of preference.
+    """A chain node.
 
     Attributes:
-        client: its REST API.
-        rpc: its consensus RPC, where one is configured.
-        health: of the REST API.
-        rpc_health: of the RPC.
+        client: client of the REST API.
+        rpc: client of the consensus RPC, None if none is configured.
+        health: health of the REST API.
+        rpc_health: health of the RPC.
     """
 
     client: ChainClient
@@ -169,22 +165,23 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Host and port of its REST API, without credentials."""
+        """Host and port of the REST API, without credentials."""
         return self.client.name
 
     @property
     def reason(self) -> str | None:
-        """Why it was set aside when that was last looked at, as it was logged; None when it is fresh."""
-        return self.health.told
+        """The reason logged last why the node is not fresh, None if it is fresh."""
+        return self.health.reported_reason
 
     @property
     def height(self) -> int:
-        """The height of the newest block that its REST API showed, 0 before the first."""
+        """Height of the newest block that the REST API has reported, 0 before the first."""
         return self.health.head.height if self.health.head is not None else 0
 
-    def rpc_in_step(self, monotonic: float) -> bool:
-        """Whether the RPC has shown the block that the REST API shows, and was well just now: it need not be asked. Its
-        heights are not followed, only that it is there, fresh and of this chain.
+    def is_rpc_current(self, monotonic: float) -> bool:
+        """Whether the RPC has reported the newest block of the REST API and was healthy moments ago.
+
+        If so, it is not probed: its heights are not used, only that it is reachable, fresh and of this chain.
         """
         return (
             self.health.error is None

@@ -1,11 +1,10 @@
-"""Several nodes as one: who is fresh, who is asked, who rests, and why.
+"""Pool of chain nodes: health checks, selection and failover.
 
-A node is *fresh* when it serves our chain, is not syncing, and its newest block's time is close to our
-clock. Fresh nodes are asked in the operator's order; one that gives no answer rests for a while, so that it delays
-others only once, and so does one that contradicts itself or other nodes. After an error or an unreadable answer to a
-single question, only that question goes on to the next node: the node's blocks and its mempool may be as good as
-before. Each change of a node's state, and each kind of invalid answer, is one log line that names the node and the
-reason.
+A node is *fresh* if it serves the configured chain, is not syncing, and its newest block time is close to the local
+clock. Calls try the fresh nodes in the configured order. A node that does not answer, or that contradicts itself or
+other nodes, is not called again until its backoff has passed. An HTTP error or an unreadable answer only moves that
+call on to the next node, because the node's blocks and mempool may still be valid. Each change of a node's state and
+each kind of invalid answer is logged once, with the node and the reason.
 """
 
 from __future__ import annotations
@@ -27,18 +26,19 @@ from helper.chain.node_http import TIMEOUT, Unanswered
 from helper.chain.rest_client import ChainClient, HeightGoneError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
+from helper.config import Config
 from helper.core.recent import RecentKeys
 from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidAnswer
 
-__all__ = ["Node", "NodePool", "create_nodes"]
+__all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
 
 EVER = 2**62
-"""A height above all blocks."""
+"""A height above every block."""
 
-_HEADS_KEPT = 256
-_FAULT_SECONDS = 60.0  # an invalid answer is logged again if there was none to that question for this long
+_MAX_HEADS = 256
+_FAULT_SECONDS = 60.0  # an invalid answer to a request is logged again after this long without one
 
 
 def create_nodes(
@@ -48,27 +48,41 @@ def create_nodes(
     timeout: float = TIMEOUT,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[Node]:
-    """Endpoints from an operator's two lists; the n-th RPC URL belongs to the n-th REST URL ("" for none)."""
+    """Create nodes from the configured URLs; the n-th RPC URL belongs to the n-th REST URL ("" for none)."""
     if len(rpc_urls) > len(urls):
         raise ConfigError("[chain] rpc names more nodes than [chain] endpoints")
-    made = []
+    nodes = []
     for number, url in enumerate(urls):
         client = ChainClient(url, timeout=timeout, transport=transport)
         rpc_url = rpc_urls[number] if number < len(rpc_urls) else ""
         rpc = RpcClient(rpc_url, timeout=timeout, transport=transport) if rpc_url else None
-        made.append(Node(client, rpc))
-    return made
+        nodes.append(Node(client, rpc))
+    return nodes
+
+
+def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None = None) -> NodePool:
+    """Create the pool that the configuration describes; `nodes` replaces connections to the configured URLs."""
+    chain = config.chain
+    if nodes is None:
+        nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
+    return NodePool(
+        nodes,
+        clock=clock,
+        chain_id=chain.chain_id or None,
+        stale_after=chain.stale_seconds,
+        clock_skew=chain.clock_skew_seconds,
+    )
 
 
 class NodePool:
     """The configured nodes of one chain.
 
     Attributes:
-        chain_id: the chain's id; None until configured, remembered, or learnt from the first answer.
-        all: every endpoint in order of preference.
-        limits: how stale or skewed a node may be.
-        clock: the time that everything here goes by.
-        bounds: judges whether the heights that nodes show are plausible.
+        chain_id: the chain's id; None until it is configured, restored, or read from the first answer.
+        all: every node, in the configured order.
+        limits: maximum staleness and clock skew of a node.
+        clock: source of wall and monotonic time.
+        bounds: decides whether the heights that nodes report are plausible.
     """
 
     def __init__(
@@ -98,11 +112,11 @@ class NodePool:
             if endpoint.rpc is not None:
                 await endpoint.rpc.aclose()
 
-    # What is known
+    # ------------------------------------------------------------------ state
 
     @property
     def fresh(self) -> list[Node]:
-        """The endpoints that may be asked now, in order of preference; those that keep a call waiting come last."""
+        """The nodes that may be called now, in the configured order; nodes with a slow call in progress come last."""
         reason = self._judge()
         fresh = [endpoint for endpoint in self.all if reason(endpoint.health) is None]
         if len(fresh) > 1:
@@ -111,7 +125,7 @@ class NodePool:
 
     @property
     def fresh_rpc(self) -> list[Node]:
-        """The endpoints whose consensus RPC may be asked now."""
+        """The nodes whose consensus RPC may be called now."""
         reason = self._judge()
         fresh = [e for e in self.all if e.rpc is not None and reason(e.rpc_health) is None]
         if len(fresh) > 1:
@@ -120,21 +134,22 @@ class NodePool:
 
     @property
     def usable(self) -> bool:
-        """Whether any endpoint is fresh."""
+        """Whether any node is fresh."""
         reason = self._judge()
         return any(reason(endpoint.health) is None for endpoint in self.all)
 
     @property
     def in_sync(self) -> int:
-        """Number of nodes that answer with new blocks of this chain, those that rest after an error among them."""
+        """Number of nodes that report recent blocks of this chain, including nodes in backoff."""
         now, limits = self.clock.now(), self.limits
         reasons = [e.health.reason(self.chain_id, limits, now=now, monotonic=math.inf) for e in self.all]
         return reasons.count(None)
 
     @property
     def out_of_step(self) -> bool:
-        """Whether every node answers and none is of use (another chain, old blocks, a reset): waiting does not help,
-        as it may with nodes that are away.
+        """Whether every node answers but none is fresh (another chain, old blocks, a reset).
+
+        Unlike an unreachable node, this does not resolve by waiting.
         """
         now = self.clock.monotonic()
         healths = [endpoint.health for endpoint in self.all]
@@ -143,18 +158,17 @@ class NodePool:
 
     @property
     def head(self) -> BlockHead | None:
-        """The newest block that a fresh endpoint showed."""
+        """The newest block that a fresh node has reported."""
         newest = self._newest()
         return newest.health.head if newest is not None else None
 
     def made_since(self, monotonic: float) -> bool:
-        """Whether the newest block was certainly made after this time: its node was asked later, and did not have it,
-        and the block's own time says so, too.
+        """Whether the newest block was certainly made after `monotonic`.
 
-        The height that we know of a node may lag behind its own by the interval of our probes; and a node that stood
-        still has not, when it is asked, what the others have had for long. Times are compared as far apart as that
-        node's blocks were at the least when we first saw them: a block has the time at which the one before it was
-        agreed on, and our clock may differ from the chain's.
+        Two conditions must hold. The node was probed after that time and did not have the block yet; that alone is not
+        enough, because a stalled node lacks blocks that others have had for a while. And the block's own time is later,
+        corrected by the smallest offset at which recent blocks of the node were first reported: a block carries the
+        time at which its predecessor was agreed on, and the local clock may differ from the chain's.
         """
         newest = self._newest()
         if newest is None or newest.health.head is None or newest.health.before_head < monotonic:
@@ -164,15 +178,15 @@ class NodePool:
 
     @property
     def newest_height(self) -> int:
-        """The greatest recent height that a usable node has shown; 0 before the first."""
+        """The greatest recent height that a fresh node has reported; 0 before the first."""
         return max(self._times, default=0)
 
     @property
     def smallest_offset(self) -> float:
-        """Our clock minus the block time of a recent head when it was first seen, the smallest of all nodes of our
-        chain whose head is neither stale nor ahead. Seconds; infinity before the first head.
+        """Upper bound, in seconds, of how far the local clock is ahead of the chain's; negative if it is behind.
 
-        Our clock is ahead of the chain's by at most this much. A negative value means that it is behind.
+        It is the smallest difference between the local clock and the time of a recent block when that block was first
+        reported, over all nodes of this chain whose head is neither stale nor ahead. Infinity before the first head.
         """
         now = self.clock.now()
         heads = [(health.head, health.offsets) for health in (endpoint.health for endpoint in self.all)]
@@ -185,56 +199,51 @@ class NodePool:
 
     @property
     def clock_skew(self) -> float | None:
-        """Our clock minus the chain's newest block time when it was first seen, in seconds, by the node
-        nearest to our clock.
+        """Local clock minus newest block time when it was first reported, in seconds, for the node with the least skew.
 
-        None before any node of our chain answered. Beyond ±`limits.clock_skew` all nodes disagree with us:
-        see `clock_suspect`.
+        None before any node of this chain has answered. See `clock_suspect` for values beyond ±`limits.clock_skew`.
         """
         return min(self._offsets(), key=abs, default=None)
 
     @property
     def clock_suspect(self) -> bool:
-        """Whether every answering node's blocks are off our clock in the same direction by more than the
-        limit.
-        """
+        """Whether the blocks of all answering nodes are off in the same direction by more than the limit."""
         offsets, limit = self._offsets(), self.limits.clock_skew
         return bool(offsets) and (min(offsets) > limit or max(offsets) < -limit)
 
     def reasons(self) -> dict[str, str | None]:
-        """Why each endpoint is set aside, by name; None for fresh ones."""
+        """Why each node is not fresh, by name; None for fresh nodes."""
         reason = self._judge()
         return {endpoint.name: reason(endpoint.health) for endpoint in self.all}
 
     def time_at(self, height: int) -> float | None:
-        """The time of the newest block up to `height` that was seen as some node's head."""
+        """The time of the newest block up to `height` that a node has reported as its head."""
         if height in self._times:
             return self._times[height]
-        heights = [seen for seen in self._times if seen <= height]
+        heights = [known for known in self._times if known <= height]
         return self._times[max(heights)] if heights else None
 
     def wall(self) -> float:
-        """Our wall clock, in unix seconds, or the time of the newest block that was seen where the two are far apart.
+        """The local time in unix seconds, or the newest block time if the two are far apart.
 
-        For times that are kept: what is put off by a clock that was set years ahead must not wait for those years.
+        Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
         now, newest = self.clock.now(), self.time_at(EVER)
         apart = max(self.limits.stale_after, self.limits.clock_skew)
         return now if newest is None or abs(now - newest) <= apart else newest
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call back whenever an endpoint becomes fresh or is set aside."""
+        """Register a callback for changes of which nodes are fresh."""
         self._subscribers.append(callback)
 
     def on_probe(self, callback: Callable[[BlockHead | None], None]) -> None:
-        """Call back after each probe of a node with the newest block of all that are fresh (`head`)."""
+        """Register a callback that receives `head` after each probe of a node."""
         self._listeners.append(callback)
 
     async def check(self) -> None:
-        """Probe every endpoint once, all at the same time; returns when the slowest has answered or timed
-        out.
+        """Probe all nodes concurrently; returns when the slowest has answered or timed out.
 
-        The health of each is up to date as soon as its own answer is there.
+        The health of each node is updated as soon as it has answered.
         """
         async with asyncio.TaskGroup() as group:
             for endpoint in self.all:
@@ -242,8 +251,9 @@ class NodePool:
         self.settle()
 
     async def monitor(self, interval: float) -> None:
-        """Probe each endpoint for ever, at the latest `interval` seconds after its last probe ended, and when its next
-        block is expected; a slow one delays no other.
+        """Probe each node until cancelled; a slow node does not delay the others.
+
+        A node is probed when its next block is expected, at the latest `interval` seconds after its last probe ended.
         """
 
         async def watch(endpoint: Node) -> None:
@@ -257,11 +267,11 @@ class NodePool:
                 group.create_task(watch(endpoint))
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
-        """Ask the fresh endpoints in order until one answers; see `call_endpoint`."""
+        """Call `fn` with the client of each fresh node in order until one succeeds; see `ask`."""
         return await self.call_endpoint(lambda endpoint: fn(endpoint.client), min_height=min_height)
 
     async def call_endpoint(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
-        """The same with the endpoint itself; see `ask`."""
+        """Like `call`, but `fn` receives the node."""
         return (await self.ask(fn, min_height=min_height))[-1]
 
     async def ask(
@@ -271,15 +281,20 @@ class NodePool:
         enough: Callable[[T], bool] = lambda _: True,
         min_height: int = 0,
     ) -> list[T]:
-        """Ask the fresh endpoints in order until an answer is enough; all answers, that one last. Those that
-        have shown `min_height` are asked before those that have not.
+        """Call `fn` with each fresh node in order until an answer satisfies `enough`.
 
-        After a `ChainError` the next one is asked (see `failed`); `ChainUnavailable` when none answered.
+        Nodes that have reported `min_height` come first. After a `ChainError` the next node is called (see `failed`).
+
+        Returns:
+            All answers; the one that satisfied `enough` is the last.
+
+        Raises:
+            ChainUnavailable: no node answered.
         """
         answers, problems = [], []
         for endpoint in sorted(self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height):
             if self._reason(endpoint.health) is not None:
-                continue  # it was set aside by another call meanwhile
+                continue  # Another call has put it in backoff since.
             try:
                 result = await fn(endpoint)
             except ChainError as error:
@@ -294,13 +309,13 @@ class NodePool:
             return answers
         if not problems:
             problems = [f"{name}: {reason}" for name, reason in self.reasons().items()]
-        raise ChainUnavailable("no endpoint could be asked (" + "; ".join(problems) + ")")
+        raise ChainUnavailable("no chain node answered (" + "; ".join(problems) + ")")
 
     def failed(self, endpoint: Node, error: ChainError, *, rpc: bool = False) -> None:
-        """Take in what an endpoint (or its RPC) failed with.
+        """Record an error of a node (or of its RPC).
 
-        No answer, or a contradiction, rests it. An HTTP error or an `InvalidAnswer` does not, as other questions may be
-        answered well; it is logged, and not again while it repeats. `HeightGoneError` is no fault.
+        A missing answer or a contradiction puts the node in backoff. An HTTP error or an `InvalidAnswer` does not,
+        because other requests may succeed; it is logged once while it repeats. `HeightGoneError` is not a fault.
         """
         if isinstance(error, HeightGoneError):
             return
@@ -309,40 +324,39 @@ class NodePool:
             self.rest(endpoint, str(error), rpc=rpc)
             return
         name = endpoint.rpc.name if rpc and endpoint.rpc is not None else endpoint.name
-        question = str(error).partition(":")[0]  # our own text; what follows may be the node's
-        if self._faults.note((name, question), self.clock.monotonic()):
+        request = str(error).partition(":")[0]  # our own text; what follows may be the node's
+        if self._faults.note((name, request), self.clock.monotonic()):
             self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
 
     def rest(self, endpoint: Node, reason: str, *, rpc: bool = False) -> None:
-        """Ask an endpoint (or its RPC) nothing for 1 s, and twice as long after each failure in a row, up
-        to 30 s.
-        """
+        """Start the backoff of a node (or of its RPC): 1 s, doubled with each consecutive failure, at most 30 s."""
         health = endpoint.rpc_health if rpc else endpoint.health
         health.rest(reason, monotonic=self.clock.monotonic())
-        self._tell_all()
+        self._report_changes()
 
-    # Inside
+    # ------------------------------------------------------------------ probes
 
     async def _probe(self, endpoint: Node) -> None:
-        if endpoint.rpc is None or endpoint.rpc_in_step(self.clock.monotonic()):
+        if endpoint.rpc is None or endpoint.is_rpc_current(self.clock.monotonic()):
             await self._probe_rest(endpoint)
             return
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._probe_one(endpoint.rpc_health, endpoint.rpc.status))
+            group.create_task(self._probe_service(endpoint.rpc_health, endpoint.rpc.status))
             await self._probe_rest(endpoint)
 
     async def _probe_rest(self, endpoint: Node) -> None:
-        await self._probe_one(endpoint.health, lambda: self._rest_status(endpoint))
+        await self._probe_service(endpoint.health, lambda: self._rest_status(endpoint))
 
     async def _rest_status(self, endpoint: Node) -> tuple[BlockHead, bool | None]:
-        """The newest block, and whether the node is catching up, None where that was said just now: most probes find
-        nothing new, and their questions are most of what an idle helper does.
+        """The newest block and whether the node is syncing, None if that was answered moments ago.
+
+        Most probes find no new block, and probes are most of an idle helper's work.
         """
         head, health = await endpoint.client.latest_block(), endpoint.health
         known = head == health.head and health.is_known(self.clock.monotonic())
         return head, None if known else await endpoint.client.syncing()
 
-    async def _probe_one(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool | None]]]) -> None:
+    async def _probe_service(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool | None]]]) -> None:
         began = self.clock.monotonic()
         try:
             head, syncing = await ask()
@@ -353,7 +367,7 @@ class NodePool:
         self._judge_heads()
 
     def _judge_heads(self) -> None:
-        """Judge the newest block of every node by those of the others."""
+        """Check the newest block of every node against those of the others."""
         now, heads = self.clock.now(), dict[str, BlockHead]()
         for endpoint in self.all:
             health, head = endpoint.health, endpoint.health.head
@@ -368,58 +382,59 @@ class NodePool:
                     health.implausible = self.bounds.problem(endpoint.name, health.head, heads)
 
     def settle(self) -> None:
-        """After a probe: learn the chain's id if it is open, log what changed, tell who listens."""
+        """Update the pool after a probe: set an unknown chain id, log changes, call the callbacks."""
         if self.chain_id is None:
-            self._learn()
-        self._tell_all()
+            self._set_chain_id()
+        self._report_changes()
         head = self.head
         for callback in self._listeners:
             callback(head)
 
-    def _learn(self) -> None:
-        """Which chain this is, from the first endpoint that answered."""
+    def _set_chain_id(self) -> None:
+        """Take the chain id from the first node that has answered."""
         for endpoint in self.all:
             health = endpoint.health
             if health.head is not None and health.error is None:
                 self.chain_id = health.head.chain_id
-                self._log.info("chain learnt", endpoint=endpoint.name, chain_id=self.chain_id)
+                self._log.info("chain_id_learned", endpoint=endpoint.name, chain_id=self.chain_id)
                 return
 
-    def _tell_all(self) -> None:
+    def _report_changes(self) -> None:
         changed, reason = False, self._judge()
         for endpoint in self.all:
-            changed |= self._tell(endpoint.health, reason, endpoint.name, "endpoint")
+            changed |= self._report(endpoint.health, reason, endpoint.name, "node")
             if endpoint.rpc is not None:
-                changed |= self._tell(endpoint.rpc_health, reason, endpoint.rpc.name, "rpc")
+                changed |= self._report(endpoint.rpc_health, reason, endpoint.rpc.name, "rpc")
         if changed:
             for callback in self._subscribers:
                 callback()
 
-    def _tell(self, health: Health, judge: Callable[[Health], str | None], name: str, what: str) -> bool:
+    def _report(self, health: Health, judge: Callable[[Health], str | None], name: str, service: str) -> bool:
         head = health.head
         is_ours = head is not None and head.chain_id == self.chain_id
         if head is not None and is_ours and health.error is None and health.implausible is None:
             health.highest = max(health.highest, head.height)
         reason = judge(health)
         if reason is None and head is not None:
-            self._remember(head)
-        # Ages in the reason grow with every look: one line a change of state, not a line a second.
-        if reason == health.told or (reason and health.told and _kind(reason) == _kind(health.told)):
+            self._add_time(head)
+        # Reasons contain ages that grow with every probe; log one line per change of state, not one per second.
+        previous = health.reported_reason
+        if reason == previous or (reason and previous and _kind(reason) == _kind(previous)):
             return False
-        health.told = reason
+        health.reported_reason = reason
         if reason is None:
-            self._log.info(f"{what} is fresh", endpoint=name, height=head.height if head else 0)
+            self._log.info(f"{service}_fresh", endpoint=name, height=head.height if head else 0)
         else:
-            self._log.warning(f"{what} set aside", endpoint=name, reason=reason)
+            self._log.warning(f"{service}_not_fresh", endpoint=name, reason=reason)
         return True
 
-    def _remember(self, head: BlockHead) -> None:
+    def _add_time(self, head: BlockHead) -> None:
         self._times[head.height] = head.time
-        while len(self._times) > _HEADS_KEPT:
+        while len(self._times) > _MAX_HEADS:
             self._times.popitem(last=False)
 
     def _newest(self) -> Node | None:
-        """The fresh endpoint that showed the newest block."""
+        """The fresh node with the newest block."""
         reason, height = self._judge(), -1
         newest: Node | None = None
         for endpoint in self.all:
@@ -428,7 +443,7 @@ class NodePool:
         return newest
 
     def _judge(self) -> Callable[[Health], str | None]:
-        """What tells why a service is set aside at this moment."""
+        """A function that returns why a service is not fresh now, None if it is."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
         return partial(Health.reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
 
@@ -442,5 +457,5 @@ class NodePool:
 
 
 def _kind(reason: str) -> str:
-    """A reason without its figures."""
+    """The reason without its digits."""
     return "".join(character for character in reason if not character.isdigit())

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from helper.chain.node_pool import NodePool
-from helper.chain.node_pool_factory import create_node_pool
+from helper.chain.node_pool import NodePool, create_node_pool
 from helper.cli.settings import read_settings
 from helper.clock import SystemClock
 from helper.errors import ChainUnavailable

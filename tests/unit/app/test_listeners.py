@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from helper.app.listeners import Listeners, published_addresses
-from helper.chain.node_pool_factory import create_node_pool
+from helper.chain.node_pool import create_node_pool
 from helper.config import Config
 from tests.support.clock import FakeClock
 

@@ -144,7 +144,7 @@ async def test_a_tree_that_does_not_fit_its_root_sets_the_node_aside(kind: str) 
     lies(setting.nodes[0], kind)
     with capture_logs() as logs:
         await setting.trees.sync(100)
-    assert [log["endpoint"] for log in logs if log["event"] == "endpoint set aside"] == ["liar:1317"]
+    assert [log["endpoint"] for log in logs if log["event"] == "node_not_fresh"] == ["liar:1317"]
     assert f"tree of round {ROUND_ID.hex()[:8]}" in logs[0]["reason"]
     assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
     assert first is not None

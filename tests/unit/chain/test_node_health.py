@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from helper.chain.models import BlockHead
-from helper.chain.node import PART, Health
+from helper.chain.node import PROBE_FRACTION, Health
 
 AHEAD = 7.0
 """Seconds that our clock is ahead of the chain's."""
@@ -36,7 +36,7 @@ def test_a_regular_block_is_seen_when_it_comes(seconds: float) -> None:
     shown = [10 + seconds * number for number in range(60)]
     asked, waits = probes(shown, 1.0)
     assert len(waits) == len(shown)
-    assert max(waits[4:]) <= PART, "half an interval on average if it were not expected"
+    assert max(waits[4:]) <= PROBE_FRACTION, "half an interval on average if it were not expected"
     assert len(asked) <= 1.1 * len(shown) * ceil(seconds) + 5, "no more than by the interval, once it is known when"
 
 
@@ -68,9 +68,9 @@ def test_nothing_that_a_node_shows_brings_more_probes_than_four_an_interval() ->
         head = BlockHead("c", height, now + dice.choice((0.0, -1.0, 1.0, 1e9, -1e9, dice.uniform(-2, 2))))
         health.saw(head, syncing=False, now=now, began=now)
         pause = health.pause(1.0, now)
-        assert PART <= pause <= 1.0
+        assert PROBE_FRACTION <= pause <= 1.0
         now += pause
-    assert min(later - earlier for earlier, later in pairwise(times)) >= PART - 1e-9
+    assert min(later - earlier for earlier, later in pairwise(times)) >= PROBE_FRACTION - 1e-9
 
 
 def test_a_clock_that_is_set_makes_it_the_interval() -> None:
@@ -79,7 +79,7 @@ def test_a_clock_that_is_set_makes_it_the_interval() -> None:
         health.saw(BlockHead("c", number, 5.0 * number), syncing=False, now=5.0 * number + 1, began=5.0 * number + 1)
     assert health.pause(1.0, 16.5) == 1.0
     assert health.pause(1.0, 20.0) == 0.75
-    assert [health.pause(1.0, 20.75), health.pause(1.0, 21.0)] == [PART, PART]
+    assert [health.pause(1.0, 20.75), health.pause(1.0, 21.0)] == [PROBE_FRACTION, PROBE_FRACTION]
     assert health.pause(1.0, 20.0 - 3600) == health.pause(1.0, 20.0 + 3600) == health.pause(1.0, 21.25) == 1.0
 
 

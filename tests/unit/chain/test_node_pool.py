@@ -10,7 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.node import WORD_SECONDS
+from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.rest_client import ChainClient
@@ -35,7 +35,7 @@ async def test_fresh_in_the_operators_order() -> None:
     assert endpoints.head is not None
     assert endpoints.head.height == 465
     assert endpoints.chain_id == "svote-1"
-    assert [log["endpoint"] for log in logs if log["event"] == "endpoint is fresh"] == ["a:1317", "b:1317"]
+    assert [log["endpoint"] for log in logs if log["event"] == "node_fresh"] == ["a:1317", "b:1317"]
     with capture_logs() as logs:
         await endpoints.check()
     assert logs == [], "one line a change of state"
@@ -44,8 +44,8 @@ async def test_fresh_in_the_operators_order() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"chain_id": "other-9"}, "it serves chain other-9, not svote-1"),
-        ({"syncing": True, "height": 464}, "it is catching up"),
+        ({"chain_id": "other-9"}, "serves chain other-9, not svote-1"),
+        ({"syncing": True, "height": 464}, "node is syncing"),
         ({"age": 91.0}, "newest block is 91 s old"),
         ({"age": -121.0}, "newest block is 121 s ahead of our clock"),
         ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the answer is HTML"),
@@ -128,7 +128,7 @@ async def test_a_reset_node_is_set_aside_until_it_has_caught_up() -> None:
     assert endpoints.usable, "several nodes behind one address are never quite in step"
     node.height = 7
     await endpoints.check()
-    assert endpoints.reasons()["a:1317"] == "its height went back from 463 to 7"
+    assert endpoints.reasons()["a:1317"] == "height decreased from 463 to 7"
     node.height = 464
     await endpoints.check()
     assert endpoints.usable
@@ -326,7 +326,7 @@ async def test_nobody_left() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock, syncing=True))
     endpoints = network.endpoints(clock)
-    with pytest.raises(ChainUnavailable, match="a:1317: not asked yet"):
+    with pytest.raises(ChainUnavailable, match="a:1317: not probed yet"):
         await endpoints.call(lambda client: client.rounds())
     await endpoints.check()
     network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500)
@@ -403,7 +403,7 @@ async def test_the_rpc_has_a_health_of_its_own() -> None:
         await endpoints.check()  # it is asked when the REST API has shown a new block
     assert names(endpoints) == ["a:1317", "b:1317"]
     assert [endpoint.name for endpoint in endpoints.fresh_rpc] == ["b:1317"]
-    assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc set aside", "a:26657")]
+    assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc_not_fresh", "a:26657")]
     endpoints.failed(endpoints.all[1], ChainError("broken"), rpc=True)
     assert endpoints.fresh_rpc == []
     assert names(endpoints) == ["a:1317", "b:1317"]
@@ -427,7 +427,7 @@ async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only(
     assert await asked() == ["latest", "syncing"]
     assert await asked() == ["latest", "status"], "the RPC has not shown this block yet"
     assert await asked() == ["latest"]
-    clock.advance(WORD_SECONDS)
+    clock.advance(SYNC_STATUS_SECONDS)
     assert await asked() == everything, "its word is old"
     assert await asked() == ["latest"]
 

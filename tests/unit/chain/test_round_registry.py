@@ -397,7 +397,7 @@ async def test_the_chain_of_a_database_is_remembered() -> None:
     book = RoundRegistry(setting.store, elsewhere, clock=setting.clock)
     await book.restore()
     await elsewhere.check()
-    assert elsewhere.reasons()["a:1317"] == "it serves chain other-9, not svote-1"
+    assert elsewhere.reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
     configured = Network(a=Node(setting.clock)).endpoints(setting.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database is of chain svote-1, not other-9"):
