@@ -1,8 +1,8 @@
-"""Reading a node's JSON with suspicion: every value is checked for its type, range and length.
+"""Reads untrusted JSON of a node; checks type, range and length of every value.
 
-A node may answer anything: HTML of a proxy, half a JSON, another program's JSON. Each reader either returns
-a value of the promised type or raises `InvalidAnswer` naming the field and what was wrong with it. Go
-leaves zero values out, so an absent number is 0, an absent list is empty and an absent string is "".
+An answer may be anything: a proxy's HTML, truncated JSON, another program's JSON. Each method returns a value of the
+declared type or raises `InvalidAnswer` with the field and the problem. Go omits zero values, so a missing number is 0,
+a missing list is empty and a missing string is "".
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from helper.errors import InvalidAnswer
 UINT64_MAX = 2**64 - 1
 
 MOST_CONTAINERS = 100_000
-"""Objects and lists in an answer. A full block has some 40 for a transaction."""
+"""Maximum number of objects and lists in an answer. A full block has about 40 per transaction."""
 
-_ANY_DENSITY = 1 << 16  # bytes up to which an answer may have values of any size
-_LEAST_VALUE = 6  # mean bytes of a value in a longer answer; nodes' answers have 12 and more
+_ANY_DENSITY = 1 << 16  # answers up to this many bytes may have values of any size
+_LEAST_VALUE = 6  # minimum mean bytes per value in a longer answer; nodes' answers have 12 or more
 
 
 def loads(body: bytes, what: str) -> object:
-    """The JSON value of an answer's body, or `InvalidAnswer` saying how the body begins.
+    """Parse the body of an answer as JSON.
 
-    A long body that consists of tiny values (`[[],[],…]`) is refused: as Python objects it would take some 30 times its
-    size, and the interpreter would stand still while it searches them for cycles.
+    A long body of tiny values (`[[],[],…]`) is rejected: as Python objects it would take about 30 times its size, and
+    garbage collection of them would block the interpreter.
+
+    Raises:
+        InvalidAnswer: the body is not JSON, or has too many values.
     """
     if len(body) > _ANY_DENSITY:
         containers = body.count(b"{") + body.count(b"[")
@@ -38,15 +41,15 @@ def loads(body: bytes, what: str) -> object:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        kind = "HTML" if body.lstrip()[:1] == b"<" else "nothing" if not body.strip() else "no valid JSON"
+        kind = "HTML" if body.lstrip()[:1] == b"<" else "empty" if not body.strip() else "not valid JSON"
         raise InvalidAnswer(f"{what}: the answer is {kind}") from None
 
 
 class Fields:
-    """One JSON object under examination.
+    """One JSON object of an answer.
 
     Attributes:
-        where: the path to this object inside the answer, for error messages.
+        where: path of this object in the answer, for error messages.
     """
 
     def __init__(self, value: object, where: str) -> None:
@@ -56,11 +59,11 @@ class Fields:
         self.where = where
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._value.get(name) is not None
 
     def uint(self, name: str, *, maximum: int = UINT64_MAX) -> int:
-        """A number, or a string of digits as Cosmos writes 64-bit numbers; 0 when absent."""
+        """A number, or a string of digits as Cosmos encodes 64-bit numbers; 0 if missing."""
         value = self._value.get(name)
         if value is None:
             return 0
@@ -73,7 +76,7 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A string without control characters (`clean_text`); "" when absent."""
+        """A string without control characters (`clean_text`); "" if missing."""
         value = self._value.get(name)
         if value is None:
             return ""
@@ -82,7 +85,7 @@ class Fields:
         return clean_text(value)
 
     def flag(self, name: str) -> bool:
-        """A boolean; False when absent."""
+        """A boolean; False if missing."""
         value = self._value.get(name)
         if value is None:
             return False
@@ -112,15 +115,15 @@ class Fields:
         except ValueError:
             raise self.bad(name, "a time was expected") from None
         if time.tzinfo is None:
-            raise self.bad(name, "the time has no zone")
+            raise self.bad(name, "the time has no time zone")
         return time.timestamp()
 
     def child(self, name: str) -> Fields:
-        """An object inside this one; absent is an error."""
+        """A nested object; an error if missing."""
         return Fields(self._value.get(name), f"{self.where}.{name}")
 
     def items(self, name: str) -> list[object]:
-        """A list; empty when absent or null."""
+        """A list; empty if missing or null."""
         value = self._value.get(name)
         if value is None:
             return []
@@ -129,11 +132,11 @@ class Fields:
         return value
 
     def children(self, name: str) -> list[Fields]:
-        """A list of objects; empty when absent or null."""
+        """A list of objects; empty if missing or null."""
         return [Fields(value, f"{self.where}.{name}[{i}]") for i, value in enumerate(self.items(name))]
 
     def decode(self, name: str, value: object, length: int | None) -> bytes:
-        """Base64 text found under `name` as bytes, of `length` bytes unless that is None."""
+        """Decode base64 text; `length` is the required number of bytes, None for any. `name` is for errors."""
         if not isinstance(value, str):
             raise self.bad(name, f"base64 was expected, not {_kind(value)}")
         try:
@@ -145,7 +148,7 @@ class Fields:
         return raw
 
     def bad(self, name: str, problem: str) -> InvalidAnswer:
-        """The error that names a field of this object."""
+        """Create the error for a field of this object."""
         return InvalidAnswer(f"{self.where}.{name}: {problem}")
 
 

@@ -1,7 +1,7 @@
-"""What the chain says, as typed values, and the parsers that make them from a node's JSON.
+"""Typed values of chain data, and parsers of a node's JSON.
 
-Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one
-answer and raises `ChainAnswerError`, naming the field, for anything that is not what the chain writes.
+Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one answer and raises
+`ChainAnswerError` with the name of the first invalid field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_LEAVES = 2**24
 
 
 class RoundStatus(IntEnum):
-    """Where a voting round stands, with the chain's numbers."""
+    """Status of a voting round, numbered as on the chain."""
 
     ACTIVE = 1
     TALLYING = 2
@@ -29,7 +29,7 @@ _STATUSES = frozenset(status.value for status in RoundStatus)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One question of a round: its id, title, and the indices that a vote may choose."""
+    """A proposal of a round: id, title and the option indices that a vote may choose."""
 
     id: int
     title: str
@@ -44,7 +44,7 @@ class Round:
         round_id: 32 bytes.
         vote_end_time: unix seconds; a reveal counts only in a block before it.
         created_at_height: no leaf of the round's tree is in an earlier block.
-        ea_pk: the election's public key, once the chain has one.
+        ea_pk: the election's public key; None until the chain has one.
     """
 
     round_id: bytes
@@ -57,7 +57,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TreeState:
-    """A round's newest root: `size` leaves are under `root`, which was stored at `height`."""
+    """A root of a round's tree: it covers the first `size` leaves and was stored at `height`."""
 
     size: int
     root: bytes
@@ -68,7 +68,7 @@ class TreeState:
 class LeafBlock:
     """The leaves (32 bytes each, joined) that one block appended from `start_index` on.
 
-    `root` is the root after this block where the node tells it (newer chains), else None.
+    `root` is the root after this block if the node reports it (newer chains), else None.
     """
 
     height: int
@@ -84,7 +84,7 @@ class LeafBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:
-    """A block's height, time (unix seconds) and the chain it belongs to."""
+    """A block's chain id, height and time (unix seconds)."""
 
     chain_id: str
     height: int
@@ -93,7 +93,7 @@ class BlockHead:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block with its raw transactions, failed ones among them."""
+    """A block with its raw transactions, including failed ones."""
 
     head: BlockHead
     txs: list[bytes]
@@ -101,7 +101,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class TxResult:
-    """How an included transaction ended: code 0 counted, anything else failed."""
+    """Result of an included transaction: code 0 is success, anything else failure."""
 
     code: int
     height: int
@@ -110,7 +110,7 @@ class TxResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Which chain a node serves and its build version ("" in development builds)."""
+    """Chain id and build version of a node ("" in development builds)."""
 
     chain_id: str
     version: str
@@ -118,7 +118,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class UnknownStatus:
-    """A round whose status this version does not know.
+    """A round with a status that this version does not know.
 
     Attributes:
         status: the number that the chain gives; 0 if it gives none.
@@ -136,42 +136,42 @@ class RoundList:
     """The chain's rounds.
 
     Attributes:
-        rounds: those that this version can read.
-        odd: why each of the others cannot be believed, by round id.
-        unknown: rounds that are valid but for a status that this version does not know, by round id.
+        rounds: the valid rounds.
+        invalid: why each invalid round is invalid, by round id.
+        unknown: rounds that are valid except for a status that this version does not know, by round id.
     """
 
     rounds: list[Round]
-    odd: dict[bytes, str]
+    invalid: dict[bytes, str]
     unknown: dict[bytes, UnknownStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LeafPage:
-    """One answer about leaves; `next_from_height` is where to go on, None at the end."""
+    """A page of leaves; `next_from_height` is the start of the next page, None at the end."""
 
     blocks: list[LeafBlock]
     next_from_height: int | None
 
 
 def parse_round(answer: object) -> Round:
-    """`GET round/{id}`: the one round in it."""
+    """Parse `GET round/{id}`."""
     return _round(Fields(answer, "answer").child("round"))
 
 
 def parse_rounds(answer: object) -> RoundList:
-    """`GET rounds`: all rounds.
+    """Parse `GET rounds`.
 
     A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others.
     A round without an id makes the whole answer invalid.
     """
     read: dict[bytes, Round] = {}
-    odd: dict[bytes, str] = {}
+    invalid: dict[bytes, str] = {}
     unknown: dict[bytes, UnknownStatus] = {}
     for fields in Fields(answer, "answer").children("rounds"):
         round_id = fields.blob("vote_round_id", 32)
-        if round_id in read or round_id in odd or round_id in unknown:
-            odd[round_id] = "it is listed twice"
+        if round_id in read or round_id in invalid or round_id in unknown:
+            invalid[round_id] = "listed twice"
             continue
         try:
             status = fields.uint("status")
@@ -180,11 +180,11 @@ def parse_rounds(answer: object) -> RoundList:
             else:
                 unknown[round_id] = UnknownStatus(status, _end(fields), _created(fields))
         except ChainAnswerError as error:
-            odd[round_id] = str(error)
+            invalid[round_id] = str(error)
     return RoundList(
-        [told for told in read.values() if told.round_id not in odd],
-        odd,
-        {round_id: told for round_id, told in unknown.items() if round_id not in odd},
+        [known for known in read.values() if known.round_id not in invalid],
+        invalid,
+        {round_id: known for round_id, known in unknown.items() if round_id not in invalid},
     )
 
 
@@ -192,7 +192,7 @@ def _round(fields: Fields) -> Round:
     try:
         status = RoundStatus(fields.uint("status"))
     except ValueError:
-        raise fields.bad("status", f"{fields.uint('status')} is no status of a round") from None
+        raise fields.bad("status", f"{fields.uint('status')} is not a round status") from None
     return Round(
         round_id=fields.blob("vote_round_id", 32),
         status=status,
@@ -217,12 +217,12 @@ def _proposal(fields: Fields) -> Proposal:
 
 
 def parse_tree(answer: object) -> TreeState | None:
-    """`GET commitment-tree/{id}/latest`: the newest root, or None while the tree has none."""
+    """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
     fields = Fields(answer, "answer").child("tree")
     if not fields.has("root"):
         return None
     if not fields.has("next_index_at_root"):
-        raise fields.bad("next_index_at_root", "missing beside a root")
+        raise fields.bad("next_index_at_root", "missing although there is a root")
     return TreeState(
         size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
         root=fields.blob("root", 32),
@@ -231,17 +231,17 @@ def parse_tree(answer: object) -> TreeState | None:
 
 
 def parse_tree_at(answer: object, height: int) -> TreeState | None:
-    """`GET commitment-tree/{id}/{height}`: the root stored at that height; None in a tree without one."""
+    """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
     fields = Fields(answer, "answer").child("tree")
     if not fields.has("root"):
         return None
     if fields.uint("height", maximum=2**62) != height:
-        raise fields.bad("height", f"{fields.uint('height')} came for {height}")
+        raise fields.bad("height", f"{fields.uint('height')} was returned for {height}")
     return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.blob("root", 32), height)
 
 
 def parse_leaves(answer: object) -> LeafPage:
-    """`GET commitment-tree/{id}/leaves`: one page."""
+    """Parse `GET commitment-tree/{id}/leaves`: one page."""
     fields = Fields(answer, "answer")
     blocks = [_leaf_block(block) for block in fields.children("blocks")]
     return LeafPage(blocks, fields.uint("next_from_height", maximum=2**62) or None)
@@ -258,30 +258,30 @@ def _leaf_block(fields: Fields) -> LeafBlock:
 
 
 def parse_head(answer: object) -> BlockHead:
-    """`GET blocks/latest` or `blocks/{height}`: the header's part that matters here."""
+    """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
     header = Fields(answer, "answer").child("block").child("header")
     return make_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.moment("time"))
 
 
 def make_head(chain_id: str, height: int, time: float) -> BlockHead:
-    """A head whose parts are there, or `ChainAnswerError`."""
+    """Create a head; raises `InvalidAnswer` if the chain id or the height is missing."""
     # `Fields.text` has replaced control characters by spaces, and no chain id contains one.
     if not chain_id or len(chain_id) > 128 or " " in chain_id or not chain_id.isprintable():
-        raise InvalidAnswer("answer: the block names no chain")
+        raise InvalidAnswer("answer: the block has no valid chain id")
     if height < 1:
         raise InvalidAnswer("answer: the block has no height")
     return BlockHead(chain_id, height, time)
 
 
 def parse_block(answer: object) -> Block:
-    """`GET blocks/{height}`: head and raw transactions."""
+    """Parse `GET blocks/{height}`: head and raw transactions."""
     head = parse_head(answer)
     data = Fields(answer, "answer").child("block").child("data")
     return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
 
 
 def parse_syncing(answer: object) -> bool:
-    """`GET syncing`: whether the node still catches up."""
+    """Parse `GET syncing`: whether the node is syncing."""
     fields = Fields(answer, "answer")
     if not fields.has("syncing"):
         raise fields.bad("syncing", "missing")
@@ -289,14 +289,14 @@ def parse_syncing(answer: object) -> bool:
 
 
 def parse_node_info(answer: object) -> NodeInfo:
-    """`GET node_info`: chain id and build version."""
+    """Parse `GET node_info`: chain id and build version."""
     fields = Fields(answer, "answer")
     version = fields.child("application_version").text("version") if fields.has("application_version") else ""
     return NodeInfo(fields.child("default_node_info").text("network"), version)
 
 
 def parse_tx(answer: object) -> TxResult:
-    """`GET tx/{hash}`: code and height; everything else in it may come garbled and is left alone."""
+    """Parse `GET tx/{hash}`: code, height and log. The other fields are not reliable and not read."""
     fields = Fields(answer, "answer")
     if not fields.has("height"):
         raise fields.bad("height", "missing")

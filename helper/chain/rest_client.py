@@ -1,5 +1,6 @@
-"""A node's REST API, one method a question. Questions about a single share exist only for what is public
-already.
+"""Client for a node's REST API.
+
+Only `broadcast` and `tx` concern a single share: the first publishes it, the second is used for public transactions.
 """
 
 from __future__ import annotations
@@ -53,36 +54,36 @@ from helper.errors import ChainAnswerError, ChainUnavailable, InvalidAnswer
 T = TypeVar("T")
 
 LEAF_WINDOW = 1000
-"""Most blocks that one question about leaves may span (to − from)."""
+"""Maximum span of a request for leaves, in blocks (to − from)."""
 
 _VOTE = "/shielded-vote/v1"
 _COSMOS = "/cosmos/base/tendermint/v1beta1"
 _LOWEST = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
-_LEAF_BYTES = 48  # of a leaf in a page of leaves, about
+_LEAF_BYTES = 48  # approximate size of a leaf in a page
 
 
 class HeightGoneError(ChainAnswerError):
-    """The node does not have this height any more (pruned): no fault of its, but no answer either.
+    """The node has pruned this height. Not a fault of the node.
 
     Attributes:
-        lowest: the lowest height that it says it has, None when it does not say.
+        lowest: the lowest height that the node reports to have, None if it reports none.
     """
 
     def __init__(self, message: str, lowest: int | None = None) -> None:
-        found = _LOWEST.search(message)
+        match = _LOWEST.search(message)
         super().__init__(message)
-        self.lowest = int(found.group(1)) if lowest is None and found else lowest
+        self.lowest = int(match.group(1)) if lowest is None and match else lowest
 
 
 class ChainClient:
-    """One node's REST API.
+    """Client for one node's REST API.
 
-    Every method raises `ChainUnavailable` when the node could not be asked and `ChainAnswerError` when its
-    answer is none; each call ends within `timeout` seconds a request.
+    Every method except `broadcast` raises `ChainUnavailable` if the node did not answer and `ChainAnswerError` if its
+    answer is invalid. `timeout` applies to each request.
 
     Attributes:
         name: host and port, for logs.
-        url: its address, with credentials where the settings have some: for no log.
+        url: the configured URL; may contain credentials, so it is never logged.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ChainClient:
 
     @property
     def slow(self) -> bool:
-        """Whether a call to it has been under way for long."""
+        """Whether a call has been in progress for a long time."""
         return self._http.slow
 
     async def rounds(self) -> RoundList:
@@ -111,32 +112,32 @@ class ChainClient:
         return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=PAGE)
 
     async def round(self, round_id: bytes) -> Round | None:
-        """One round; None when the node knows none of this id."""
+        """The round with this id, None if the node does not know it."""
 
         def parse(answer: Answer) -> Round | None:
             if answer.status == 500 and "vote round not found" in _error(answer):
                 return None
-            found = parse_round(_value(answer, "round"))
-            if found.round_id != round_id:
-                raise InvalidAnswer("round: the answer is about another round")
-            return found
+            parsed = parse_round(_value(answer, "round"))
+            if parsed.round_id != round_id:
+                raise InvalidAnswer("round: the node returned another round")
+            return parsed
 
         return await parse_answer(await self._http.get(f"{_VOTE}/round/{round_id.hex()}"), parse)
 
     async def listing(self) -> list[ListedRound]:
-        """All rounds, with what people read of them."""
+        """All rounds with titles and labels, for display."""
         return await self._get(f"{_VOTE}/rounds", parse_listing, limit=PAGE)
 
     async def totals(self, round_id: bytes) -> list[Total]:
-        """What a finalised round came to."""
+        """The result of a finalized round."""
         return await self._get(f"{_VOTE}/tally-results/{round_id.hex()}", parse_totals)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
-        """The newest root of a round's tree; None while it has no leaf (or the round is unknown)."""
+        """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
         return await self._get(f"{_VOTE}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
-        """The root that a round's tree had at a height; None when none was stored there."""
+        """The root of a round's tree at a height, None if none was stored there."""
 
         def parse(answer: Answer) -> TreeState | None:
             if answer.status == 500 and "no commitment root at height" in _error(answer):
@@ -149,14 +150,15 @@ class ChainClient:
     async def leaves(
         self, round_id: bytes, from_height: int, to_height: int, *, most: int = MAX_LEAVES
     ) -> list[LeafBlock]:
-        """All leaves of the heights from `from_height` to `to_height`, both included, whatever the node's
-        page size. Fewer heights are asked for at once where a page would be longer than `PAGE` bytes.
+        """All leaves of the heights from `from_height` to `to_height`, read page by page.
+
+        The span of a request is halved while a page is longer than `PAGE` bytes.
 
         Args:
             round_id: the round.
             from_height: the first height.
-            to_height: the last height.
-            most: how many leaves there can be at most; more are an error.
+            to_height: the last height, included.
+            most: maximum number of leaves; more are an error.
         """
         blocks: list[LeafBlock] = []
         start, window, count = max(1, from_height), LEAF_WINDOW, 0
@@ -177,14 +179,14 @@ class ChainClient:
             size = sum(len(block.leaves) for block in page.blocks) // 32
             count += size
             if count > most:
-                raise ChainAnswerError(f"leaves: more than {most} came")
+                raise ChainAnswerError(f"leaves: the node returned more than {most}")
             if size * _LEAF_BYTES < PAGE // 4:
                 window = min(LEAF_WINDOW, 2 * window + 1)
             if any(not start <= block.height <= end for block in page.blocks):
-                raise InvalidAnswer("leaves: a block outside the range that was asked for")
+                raise InvalidAnswer("leaves: a block outside the requested range")
             blocks += page.blocks
             if page.next_from_height is not None and page.next_from_height <= start:
-                raise InvalidAnswer("leaves: next_from_height does not go forward")
+                raise InvalidAnswer("leaves: next_from_height does not increase")
             start = min(page.next_from_height or end + 1, end + 1)
         return blocks
 
@@ -193,16 +195,18 @@ class ChainClient:
         return await self._get(f"{_COSMOS}/blocks/latest", parse_head, limit=BLOCK)
 
     async def syncing(self) -> bool:
-        """Whether the node still catches up with its chain."""
+        """Whether the node is syncing."""
         return await self._get(f"{_COSMOS}/syncing", parse_syncing)
 
     async def node_info(self) -> NodeInfo:
-        """The node's chain and version."""
+        """The node's chain id and version."""
         return await self._get(f"{_COSMOS}/node_info", parse_node_info)
 
     async def block(self, height: int) -> Block | None:
-        """A whole block; None when it is still to come. Raises `HeightGoneError` for one that the node no
-        longer has.
+        """The block at a height, None if it does not exist yet.
+
+        Raises:
+            HeightGoneError: the node has pruned the block.
         """
 
         def parse(answer: Answer) -> Block | None:
@@ -213,13 +217,13 @@ class ChainClient:
                 raise HeightGoneError(f"block: {presentable(message)}")
             block = parse_block(_value(answer, "block"))
             if block.head.height != height:
-                raise InvalidAnswer(f"block: height {block.head.height} came for {height}")
+                raise InvalidAnswer(f"block: height {block.head.height} was returned for {height}")
             return block
 
         return await parse_answer(await self._http.get(f"{_COSMOS}/blocks/{height}", limit=BLOCK), parse)
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
-        """How a transaction ended that is public already; None when the node has it not (yet)."""
+        """The result of a transaction that is already public, None if the node does not know it (yet)."""
 
         def parse(answer: Answer) -> TxResult | None:
             if answer.status == 404:
@@ -229,9 +233,7 @@ class ChainClient:
         return await parse_answer(await self._http.get(f"{_VOTE}/tx/{tx_hash.hex().upper()}"), parse)
 
     async def broadcast(self, message: RevealMessage) -> Outcome:
-        """Send a reveal. Never raises for the node's or the network's trouble: the outcome says what may
-        have happened.
-        """
+        """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
         try:
             answer = await self._http.post(f"{_VOTE}/reveal-share", message.to_json())
         except Unanswered as error:
@@ -241,11 +243,13 @@ class ChainClient:
         outcome = classify(answer.status, answer.body, sent=True)
         ours = message.tx_hash().hex().upper()
         if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", ours):
-            return Outcome(Verdict.AMBIGUOUS, outcome.code, "the node took another transaction than was sent")
+            return Outcome(
+                Verdict.AMBIGUOUS, outcome.code, "the node reports the hash of another transaction than was sent"
+            )
         return outcome
 
     async def validator(self, operator_address: str) -> str | None:
-        """The staking status of a validator (`BOND_STATUS_…`), or None when it has no staking record."""
+        """The staking status of a validator (`BOND_STATUS_…`), None if it has no staking record."""
         if not operator_address.isascii() or not operator_address.isalnum():
             raise ValueError("not an operator address")
         answer = await self._http.get(f"/cosmos/staking/v1beta1/validators/{operator_address}")
@@ -269,7 +273,7 @@ class ChainClient:
 
 
 def _value(answer: Answer, what: str) -> object:
-    """The JSON of a 200; anything else is an error that repeats the node's words."""
+    """The JSON of a 200 answer; raises an error with the node's message for any other status."""
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
     if answer.status != 200:

@@ -1,7 +1,7 @@
-"""The reveal transaction: its bytes, its hash, and the JSON body that nodes take.
+"""The reveal transaction: its bytes, its hash and its JSON body.
 
-A transaction is one byte 0x04 followed by a protobuf `MsgRevealShare`; proto3 leaves zero values out. Its
-hash, the SHA-256 of these bytes, is therefore known before anything is sent.
+A transaction is the byte 0x04 followed by a protobuf `MsgRevealShare`; proto3 omits zero values. The SHA-256 hash
+of these bytes is therefore known before anything is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
 _UINT32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
 _UINT64 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
 
-# Wire name, protobuf type, and the attribute of RevealMessage, in field-number order from 1.
+# Wire name, protobuf type and attribute of RevealMessage, ordered by field number from 1.
 _FIELDS = (
     ("share_nullifier", _BYTES, "nullifier"),
     ("enc_share", _BYTES, "enc_share"),
@@ -49,14 +49,14 @@ _MsgRevealShare = message_factory.GetMessageClass(_pool.FindMessageTypeByName("s
 
 @dataclass(frozen=True, slots=True)
 class RevealMessage:
-    """One share's reveal, ready to be sent.
+    """The reveal of one share, ready to send.
 
     Attributes:
         nullifier: 32 bytes.
         enc_share: c1 and c2, 64 bytes.
         proof: the zero-knowledge proof, 4,000 or 4,992 bytes.
         round_id: 32 bytes.
-        anchor_height: the height whose tree root the proof was made against.
+        anchor_height: height of the tree root against which the proof was made.
     """
 
     nullifier: bytes
@@ -68,11 +68,11 @@ class RevealMessage:
     anchor_height: int
 
     def __repr__(self) -> str:
-        """Says nothing that could join a log line to a public reveal."""
+        """Omits everything that could link a log line to a public reveal."""
         return f"RevealMessage(anchor_height={self.anchor_height})"
 
     def to_tx(self) -> bytes:
-        """The transaction's bytes, always the same for the same message."""
+        """The transaction's bytes; deterministic."""
         values = {wire: getattr(self, attribute) for wire, _, attribute in _FIELDS}
         return REVEAL_TAG + _MsgRevealShare(**values).SerializeToString(deterministic=True)
 
@@ -81,20 +81,20 @@ class RevealMessage:
         return sha256(self.to_tx()).digest()
 
     def to_json(self) -> dict[str, object]:
-        """The body of `POST reveal-share`: bytes as standard base64, numbers as numbers."""
+        """The body of `POST reveal-share`; bytes are encoded as standard base64."""
         values = ((wire, getattr(self, attribute)) for wire, _, attribute in _FIELDS)
         return {wire: b64encode(v).decode() if isinstance(v, bytes) else v for wire, v in values}
 
     @classmethod
     def from_tx(cls, tx: bytes) -> RevealMessage:
-        """The message inside a transaction's bytes; `ChainAnswerError` when they are not a reveal."""
+        """Parse the bytes of a transaction; raises `ChainAnswerError` if it is not a reveal."""
         if tx[:1] != REVEAL_TAG:
             raise ChainAnswerError("transaction: not a share reveal")
         message = _MsgRevealShare()
         try:
             message.ParseFromString(tx[1:])
         except DecodeError:
-            raise ChainAnswerError("transaction: a share reveal that is not valid protobuf") from None
+            raise ChainAnswerError("transaction: invalid protobuf in a share reveal") from None
         reveal = cls(**{attribute: getattr(message, wire) for wire, _, attribute in _FIELDS})
         if len(reveal.nullifier) != 32 or len(reveal.round_id) != 32:
             raise ChainAnswerError("transaction: a share reveal without nullifier or round")

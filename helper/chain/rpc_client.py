@@ -1,4 +1,7 @@
-"""A node's consensus RPC: one question a block, for all shares at once. All integers in it are strings."""
+"""Client for a node's consensus RPC.
+
+One request per block covers all shares. The RPC encodes all integers as strings.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,28 @@ from helper.chain.verdicts import presentable
 from helper.errors import ChainUnavailable, InvalidAnswer
 
 TXS = 100
-"""Transactions a page of a search."""
+"""Transactions per page of a search."""
 
-_TO_COME = ("less than or equal to the current", "not find results")
+_NOT_YET = ("less than or equal to the current", "not find results")
 
 Spent = tuple[bytes, bytes]
-"""A round's id and a nullifier that counted in it."""
+"""A round id and a nullifier that was counted in the round."""
 
 _IndexedTx = tuple[int, Fields, list[Spent]]
-"""A transaction that a search found: its height, its fields, and the shares that it made count."""
+"""A search result: the transaction's height, its fields and the shares that it counted."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class BlockResults:
-    """What one block did to the rounds.
+    """Events of one block that concern rounds.
 
     Attributes:
-        reveals: (round id, nullifier) of each share that counted; failed transactions are not in it.
+        reveals: (round id, nullifier) of each counted share; failed transactions are not included.
         roots: (round id, root, height) of each tree that grew.
-        status_changes: (round id, old status, new status) in the chain's words.
-        time: the block's time where the source tells it, else None.
+        status_changes: (round id, old status, new status), with the chain's names.
+        time: the block's time if the source reports it, else None.
     """
 
     height: int
@@ -48,7 +51,7 @@ class BlockResults:
 
 
 class RpcClient:
-    """One node's consensus RPC. Raises as `ChainClient` does.
+    """Client for one node's consensus RPC. Raises the same errors as `ChainClient`.
 
     Attributes:
         name: host and port, for logs.
@@ -66,27 +69,31 @@ class RpcClient:
 
     @property
     def slow(self) -> bool:
-        """Whether a call to it has been under way for long."""
+        """Whether a call has been in progress for a long time."""
         return self._http.slow
 
     async def status(self) -> tuple[BlockHead, bool]:
-        """The newest block, and whether the node is still catching up."""
+        """The newest block, and whether the node is syncing."""
         return await self._call("/status", {}, _parse_status)
 
     async def block_results(self, height: int) -> BlockResults | None:
-        """What a block did; None when it is to come, `HeightGoneError` when the node no longer has it."""
+        """The events of a block, None if it does not exist or is not executed yet.
+
+        Raises:
+            HeightGoneError: the node has pruned the block.
+        """
         try:
             return await self._call(
                 "/block_results", {"height": str(height)}, lambda result: _results_of(result, height), limit=BLOCK
             )
         except _RefusedError as refusal:
-            # The second: the block is stored, its execution is not finished yet (or its results were pruned).
-            if any(piece in refusal.data for piece in ("less than or equal to the current", "not find results")):
+            # "not find results": the block is stored but not executed yet, or its results were pruned.
+            if any(piece in refusal.data for piece in _NOT_YET):
                 return None
             raise HeightGoneError(f"block_results: {refusal.data}") from None
 
     async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
-        """(height, nullifier) of every share of a round that counted in the blocks `first` to `last`, oldest first."""
+        """(height, nullifier) of every share of a round counted in the blocks `first` to `last`, oldest first."""
         return [
             (height, nullifier)
             async for height, _, reveals in self._reveals_of(round_id, f" AND tx.height>={first} AND tx.height<={last}")
@@ -95,16 +102,16 @@ class RpcClient:
         ]
 
     async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """(height, transaction) of every share of a round that counted, oldest first, page by page."""
+        """(height, transaction) of every counted share of a round, oldest first, read page by page."""
         async for height, tx, reveals in self._reveals_of(round_id):
             if any(round_ == round_id for round_, _ in reveals):
                 yield height, tx.decode("tx", tx.text("tx"), None)
 
     async def _reveals_of(self, round_id: bytes, condition: str = "") -> AsyncIterator[_IndexedTx]:
-        """The transactions that the node's index has for a round, and for a further condition in its query language."""
+        """The indexed transactions of a round that meet a further condition in the RPC's query language."""
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'{condition}\""
-        seen, page, total = 0, 1, 1
-        while seen < total:
+        count, page, total = 0, 1, 1
+        while count < total:
             try:
                 txs, total = await self._call(
                     "/tx_search",
@@ -118,12 +125,12 @@ class RpcClient:
                 raise
             for tx in txs:
                 yield tx
-            seen, page = seen + len(txs), page + 1
+            count, page = count + len(txs), page + 1
             if not txs:
                 return
 
     async def spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        """Whether a nullifier is spent. Only for what is public already, or to a node of one's own."""
+        """Whether a nullifier is spent. Only for nullifiers that are public, or for a trusted node."""
         key = b"\x01\x02" + round_id + nullifier
         query = {"path": '"/store/vote/key"', "data": f"0x{key.hex()}"}
         response = await self._call("/abci_query", query, lambda result: result.child("response"))
@@ -139,7 +146,7 @@ class RpcClient:
 
 
 class _RefusedError(InvalidAnswer):
-    """The RPC's own error answer."""
+    """The RPC returned an error."""
 
     def __init__(self, what: str, data: str) -> None:
         super().__init__(f"{what}: {data}")
@@ -147,7 +154,7 @@ class _RefusedError(InvalidAnswer):
 
 
 def _result(answer: Answer, what: str) -> Fields:
-    """The result in an answer; anything else is an error that repeats the node's words."""
+    """The result in an answer; raises an error with the node's message if there is none."""
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{what}: HTTP {answer.status}")
     fields = Fields(loads(answer.body, what), what)
@@ -171,20 +178,20 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
 
 def _results_of(result: Fields, height: int) -> BlockResults:
     if result.uint("height") != height:
-        raise InvalidAnswer(f"block_results: height {result.uint('height')} came for {height}")
+        raise InvalidAnswer(f"block_results: height {result.uint('height')} was returned for {height}")
     return parse_block_results(result, height)
 
 
 def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
-    """A page of a search, and how many transactions all pages have."""
+    """The transactions of a page of a search, and the total of all pages."""
     txs = result.children("txs")
     if len(txs) > TXS:
-        raise InvalidAnswer(f"tx_search: {len(txs)} transactions came on a page of {TXS}")
+        raise InvalidAnswer(f"tx_search: {len(txs)} transactions on a page of {TXS}")
     return [(tx.uint("height"), tx, _reveals(tx.child("tx_result"))) for tx in txs], result.uint("total_count")
 
 
 def parse_block_results(result: Fields, height: int) -> BlockResults:
-    """The events of one block that concern rounds."""
+    """Parse the events of one block that concern rounds."""
     reveals = [spent for tx in result.children("txs_results") for spent in _reveals(tx)]
     roots, changes = [], []
     for event in result.children("finalize_block_events"):
@@ -200,7 +207,7 @@ def parse_block_results(result: Fields, height: int) -> BlockResults:
 
 
 def _reveals(tx: Fields) -> list[Spent]:
-    """The shares that a transaction made count; none when it failed."""
+    """The shares that a transaction counted; none if it failed."""
     if tx.uint("code"):
         return []
     events = (event for event in tx.children("events") if event.text("type") == "reveal_share")

@@ -1,8 +1,7 @@
-"""What a node's answer to a broadcast means. Pure: one table, read from the top, first match wins.
+"""Classifies a node's answer to a broadcast. Pure: one table, first match wins.
 
-Chains differ from their own documents: most refusals come with code 1 and say why only in `log`. So a row
-matches by a piece of the log, or by the code where the log says nothing known, never by the code alone when
-the log knows better.
+Chains deviate from their documentation: most refusals have code 1 and give the reason only in `log`. Therefore the rows
+that match a part of the log come first; the code decides only if the log contains no known text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from helper.errors import ChainAnswerError
 
 
 class Spends(Enum):
-    """What an outcome costs the share: nothing, one of its attempts, or its last chance."""
+    """Cost of an outcome for the share: nothing, one attempt, or final failure."""
 
     NONE = "none"
     ATTEMPT = "attempt"
@@ -24,34 +23,34 @@ class Spends(Enum):
 
 
 class Verdict(Enum):
-    """The meaning of an answer; none of them confirms or closes anything (only blocks do)."""
+    """Meaning of an answer. None confirms a share or closes a round; only blocks do."""
 
     ACCEPTED = "accepted"
-    """The node took it; it is not in a block yet."""
+    """The node accepted the message; it is not in a block yet."""
     SPENT = "spent"
-    """The nullifier is spent already: success once the listener has seen it counted."""
+    """The nullifier is already spent: success once the block follower has seen it counted."""
     AMBIGUOUS = "ambiguous"
-    """It may or may not have been taken: look at the nullifiers before sending it again."""
+    """The message may have been accepted: check the nullifiers before sending it again."""
     UNAVAILABLE = "unavailable"
-    """Nothing was taken: nothing left this machine, or the node would not look at it."""
+    """The message was not accepted: nothing was sent, or the node did not process it."""
     BEHIND = "behind"
-    """The node does not have our anchor's root yet."""
+    """The node does not have the anchor's root yet."""
     BAD_PROOF = "bad proof"
-    """The chain's verifier refused the proof."""
+    """The chain's verifier rejected the proof."""
     ROUND_CLOSED = "round closed"
-    """The round takes no reveals (says this node: it proves nothing about an earlier send)."""
+    """This node reports that the round accepts no reveals; that proves nothing about an earlier send."""
     ROUND_UNKNOWN = "round unknown"
-    """The node knows no such round."""
+    """The node does not know the round."""
     REFUSED_ANCHOR = "refused anchor"
-    """The chain will not take this anchor: another proof at a newer one is needed."""
+    """The chain refuses this anchor: a new proof at a newer anchor is needed."""
     REFUSED = "refused"
-    """A refusal that this version has no row for."""
+    """A refusal that this version does not know."""
     PERMANENT = "permanent"
-    """The message can never be taken: its fields are wrong."""
+    """The message can never be accepted: its fields are invalid."""
 
     @property
     def spends(self) -> Spends:
-        """What it costs the share."""
+        """What the verdict costs the share."""
         return _COST.get(self, Spends.NONE)
 
 
@@ -66,10 +65,9 @@ class Outcome:
     """A classified answer.
 
     Attributes:
-        code: the chain's code, where it gave one.
-        log: the chain's words, shortened, long hex numbers taken out (they name nullifiers and end up in
-            logs).
-        tx_hash: the hash that the node computed, upper-case hex as it came, or "".
+        code: the chain's code, None if there is none.
+        log: the chain's message, truncated and without long hex numbers, which can be nullifiers.
+        tx_hash: the hash that the node returned, in hex, or "".
         left: whether any byte of the message may have left this machine.
     """
 
@@ -80,18 +78,15 @@ class Outcome:
     left: bool = True
 
 
-# (piece of the log, lower case; "" = any)  (code; None = any)  ->  verdict
+# (part of the log, lower case; "" = any)  (code; None = any)  ->  verdict
 REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
-    # The log knows better than the code: these come first.
+    # The log is more reliable than the code, so these come first.
     ("duplicate submission", None, Verdict.ACCEPTED),
     ("already exists in cache", None, Verdict.ACCEPTED),
     ("already in mempool", None, Verdict.ACCEPTED),
     ("nullifier already spent", None, Verdict.SPENT),
-    (
-        "no commitment tree root at height",
-        None,
-        Verdict.BEHIND,
-    ),  # stands inside "invalid zero-knowledge proof"
+    # Must precede "invalid zero-knowledge proof", which is part of the same log.
+    ("no commitment tree root at height", None, Verdict.BEHIND),
     ("mempool is full", None, Verdict.UNAVAILABLE),
     ("vote round is not active", None, Verdict.ROUND_CLOSED),
     ("vote_end_time", None, Verdict.ROUND_CLOSED),
@@ -101,7 +96,7 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
     ("invalid zero-knowledge proof", None, Verdict.BAD_PROOF),
     ("invalid message field", None, Verdict.PERMANENT),
     ("invalid proposal", None, Verdict.PERMANENT),
-    # Codes on paper, for logs that say nothing known.
+    # Documented codes, for logs without known text.
     ("", 2, Verdict.SPENT),
     ("", 3, Verdict.ROUND_UNKNOWN),
     ("", 4, Verdict.ROUND_CLOSED),
@@ -113,22 +108,24 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
     ("", None, Verdict.REFUSED),
 )
 
-# How a chain's 400 begins.
+# Prefixes of the chain's own errors in a 400 answer.
 _READ_AND_REFUSED = ("validation failed:", "invalid JSON:")
-# HTTP statuses that mean "not looked at": nothing can have been taken.
-_NOT_LOOKED_AT = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
+# HTTP statuses with which the message was not processed.
+_NOT_PROCESSED = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
 _LONG = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
 def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
-    """What the answer to a broadcast means.
+    """Classify the answer to a broadcast.
 
-    `status` and `body` are None when there was no whole answer; `sent` then says whether any byte may have
-    left.
+    Args:
+        status: HTTP status, None without a complete answer.
+        body: body of the answer, None without a complete answer.
+        sent: without a complete answer, whether any byte may have been sent.
     """
     if status is None or body is None:
         return Outcome(Verdict.AMBIGUOUS if sent else Verdict.UNAVAILABLE, left=sent)
-    if status in _NOT_LOOKED_AT or 300 <= status < 400:
+    if status in _NOT_PROCESSED or 300 <= status < 400:
         return Outcome(Verdict.UNAVAILABLE, log=f"HTTP {status}")
     try:
         fields = Fields(loads(body, "broadcast"), "broadcast")
@@ -137,7 +134,7 @@ def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
     except ChainAnswerError as problem:
         return Outcome(Verdict.AMBIGUOUS, log=f"HTTP {status}: {problem}")
     if status == 400 and error:
-        # The chain's own words about a message that it could read; anything else may be a proxy's.
+        # Only these prefixes are the chain's own verdict; anything else may come from a proxy.
         verdict = Verdict.PERMANENT if error.startswith(_READ_AND_REFUSED) else Verdict.REFUSED
     elif status not in (200, 422) or (code is None and not tx_hash):
         verdict = Verdict.AMBIGUOUS
@@ -149,11 +146,11 @@ def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
 
 
 def verdict_of(code: int | None, log: str) -> Verdict:
-    """What a chain's refusal means, of a message that was sent or of one that failed in a block."""
+    """Classify a chain's refusal, in an answer to a broadcast or in a block."""
     text = log.lower()
     return next(verdict for piece, number, verdict in REFUSALS if piece in text and (number is None or number == code))
 
 
 def presentable(text: str) -> str:
-    """A node's words as they may stand in our logs: one line, 300 characters, no long hex or base64."""
+    """Make a node's text safe for logs: one line, at most 300 characters, no long hex or base64."""
     return _LONG.sub("…", " ".join(text.split()))[:300]

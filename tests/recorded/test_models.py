@@ -144,7 +144,7 @@ async def test_block_results() -> None:
     assert block is not None
     assert results.reveals == [(ROUND_ID, RevealMessage.from_tx(tx).nullifier) for tx in block.txs]
     assert await rpc("block results of a height to come").block_results(99999999) is None
-    with pytest.raises(ChainAnswerError, match="height 106 came for 105"):
+    with pytest.raises(ChainAnswerError, match="height 106 was returned for 105"):
         await rpc("block results 106").block_results(105)
 
 

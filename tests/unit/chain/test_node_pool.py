@@ -49,7 +49,7 @@ async def test_fresh_in_the_operators_order() -> None:
         ({"age": 91.0}, "newest block is 91 s old"),
         ({"age": -121.0}, "newest block is 121 s ahead of our clock"),
         ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the answer is HTML"),
-        ({"faults": {"latest": lambda _: httpx.Response(200, content=b'{"block":{"he')}}, "no valid JSON"),
+        ({"faults": {"latest": lambda _: httpx.Response(200, content=b'{"block":{"he')}}, "not valid JSON"),
         (
             {"faults": {"latest": lambda _: answer(200, {"block": {"header": 7}})}},
             "an object was expected, not a number",

@@ -38,14 +38,14 @@ def node(status: int, body: bytes) -> ChainClient:
     ("body", "problem"),
     [
         (b"<!doctype html><title>Welcome</title>", "the answer is HTML"),
-        (b"", "the answer is nothing"),
-        (b'{"rounds":[{"vote_round_id":"eob', "no valid JSON"),
+        (b"", "the answer is empty"),
+        (b'{"rounds":[{"vote_round_id":"eob', "not valid JSON"),
         (b"[]", "an object was expected, not a list"),
         (b"null", "an object was expected, not null"),
         (b'{"rounds":{}}', "a list was expected, not an object"),
         (b'{"rounds":[7]}', "an object was expected, not a number"),
-        (b'{"rounds":"\xff\xfe"}', "no valid JSON"),
-        (b"[" * 50_000, "no valid JSON"),
+        (b'{"rounds":"\xff\xfe"}', "not valid JSON"),
+        (b"[" * 50_000, "not valid JSON"),
         (b"[" * 100_000, "too many values"),
         (b'{"rounds":[' + b"{}," * 100_000 + b"{}]}", "too many values"),
         (b'{"rounds":[' + b'{"abcdefghijkl":0},' * 100_000 + b"{}]}", "too many values"),
@@ -68,7 +68,7 @@ async def test_no_rounds(body: bytes, problem: str) -> None:
         ("vote_end_time", True, "a whole number was expected, not a boolean"),
         ("vote_end_time", 2**63, "out of range"),
         ("status", "active", "a whole number was expected"),
-        ("status", 0, "is no status"),
+        ("status", 0, "is not a round status"),
         ("proposals", {"id": 1}, "a list was expected"),
         ("ea_pk", "AAAA", "32 bytes were expected"),
     ],
@@ -83,7 +83,7 @@ def test_a_round_with_a_bad_field_names_it(field: str, value: object, problem: s
     [
         ({"vote_end_time": -1}, "answer.rounds[1].vote_end_time: -1 is out of range"),
         ({"proposals": [{"id": "one"}]}, "answer.rounds[1].proposals[0].id: a whole number was expected"),
-        ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "it is listed twice"),
+        ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "listed twice"),
     ],
 )
 def test_one_odd_round_spoils_no_other(odd: dict[str, object], problem: str) -> None:
@@ -91,8 +91,8 @@ def test_one_odd_round_spoils_no_other(odd: dict[str, object], problem: str) -> 
     listed = parse_rounds({"rounds": [recorded_round(1), recorded_round(1) | other | odd]})
     twice = "vote_round_id" in odd
     assert [found.round_id for found in listed.rounds] == ([] if twice else [ROUND_ID])
-    assert list(listed.odd) == [ROUND_ID if twice else b"\x07" * 32]
-    assert problem in next(iter(listed.odd.values()))
+    assert list(listed.invalid) == [ROUND_ID if twice else b"\x07" * 32]
+    assert problem in next(iter(listed.invalid.values()))
 
 
 @pytest.mark.parametrize("status", [0, 5, 200])
@@ -100,7 +100,7 @@ def test_parse_rounds_unknown_status_is_listed_apart(status: int) -> None:
     other = recorded_round(1) | {"vote_round_id": b64encode(b"\x07" * 32).decode(), "status": status}
     listed = parse_rounds({"rounds": [recorded_round(1), other]})
     assert [found.round_id for found in listed.rounds] == [ROUND_ID]
-    assert listed.odd == {}
+    assert listed.invalid == {}
     assert listed.unknown == {b"\x07" * 32: UnknownStatus(status, other["vote_end_time"], other["created_at_height"])}
 
 
@@ -164,9 +164,9 @@ async def test_leaves_follow_the_cursor_and_the_windows() -> None:
 @pytest.mark.parametrize(
     ("page", "problem"),
     [
-        ({"next_from_height": 10}, "does not go forward"),
-        ({"blocks": [{"height": 9}]}, "outside the range"),
-        ({"blocks": [{"height": 100}]}, "outside the range"),
+        ({"next_from_height": 10}, "does not increase"),
+        ({"blocks": [{"height": 9}]}, "outside the requested range"),
+        ({"blocks": [{"height": 100}]}, "outside the requested range"),
     ],
 )
 async def test_leaves_that_would_never_end_or_are_not_asked_for(page: dict[str, Any], problem: str) -> None:
@@ -210,7 +210,7 @@ async def test_leaves_refuses_a_block_that_is_too_long_for_a_page(monkeypatch: p
 
 async def test_leaves_stops_when_more_come_than_the_tree_has() -> None:
     node = BlocksOfLeaves(leaves=1)
-    with pytest.raises(ChainAnswerError, match="more than 1500 came"):
+    with pytest.raises(ChainAnswerError, match="more than 1500"):
         await node.client().leaves(ROUND_ID, 1, 2**40, most=1500)
     assert len(node.asked) == 2
 
@@ -280,7 +280,7 @@ async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatc
 async def test_search_refuses_more_transactions_than_a_page_has() -> None:
     page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
     rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(200, page)))
-    with pytest.raises(ChainAnswerError, match="101 transactions came on a page of 100"):
+    with pytest.raises(ChainAnswerError, match="101 transactions on a page of 100"):
         await rpc.tx_search_reveals(ROUND_ID, 1, 9)
 
 

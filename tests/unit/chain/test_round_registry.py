@@ -88,11 +88,11 @@ def other_round() -> dict[str, Any]:
 odd_lists = pytest.mark.parametrize(
     ("told", "problem"),
     [
-        ([], "it is not listed any more"),
-        ([recorded_round(1) | {"status": 4}], "it went back from ACTIVE to PENDING"),
-        ([recorded_round(1) | {"status": 5}], "its status 5 is unknown to this version"),
-        ([recorded_round(1) | {"created_at_height": 7}], "it is listed with another beginning"),
-        ([recorded_round(1), recorded_round(1)], "it is listed twice"),
+        ([], "no longer listed"),
+        ([recorded_round(1) | {"status": 4}], "status went back from ACTIVE to PENDING"),
+        ([recorded_round(1) | {"status": 5}], "status 5 is unknown to this version"),
+        ([recorded_round(1) | {"created_at_height": 7}], "listed with a different created_at_height"),
+        ([recorded_round(1), recorded_round(1)], "listed twice"),
     ],
 )
 
@@ -112,9 +112,7 @@ async def test_a_round_that_every_node_shows_oddly_is_frozen_and_the_others_go_o
         await setting.book.sync()
         await setting.later()
         await setting.book.sync()
-    assert [(log["event"], log["log_level"]) for log in logs] == [
-        ("round frozen: no node shows it as it should be", "error")
-    ]
+    assert [(log["event"], log["log_level"]) for log in logs] == [("round_frozen", "error")]
     assert problem in logs[0]["reason"]
     assert problem in (setting.book.frozen(ROUND_ID) or "")
     assert setting.book.frozen(OTHER_ID) is None
@@ -127,7 +125,7 @@ async def test_a_round_that_every_node_shows_oddly_is_frozen_and_the_others_go_o
     await setting.later()
     with capture_logs() as logs:
         await setting.book.sync()
-    assert [log["event"] for log in logs] == ["round no longer frozen"]
+    assert [log["event"] for log in logs] == ["round_unfrozen"]
     assert setting.book.frozen(ROUND_ID) is None
     assert len(setting.book.active()) == 2
 
@@ -276,7 +274,7 @@ async def test_two_endpoints_must_agree_where_two_are_configured() -> None:
         for _ in range(3):
             assert not await setting.book.is_closed(ROUND_ID), "the second cannot be asked"
     assert [(log["endpoint"], log["log_level"]) for log in logs] == [("b:1317", "warning")]
-    assert "waits for a second endpoint's word" in logs[0]["event"]
+    assert logs[0]["event"] == "round_closing_unconfirmed"
     setting.network.nodes["b"] = setting.nodes["b"]
     setting.nodes["b"].rounds = [over()]
     await setting.later()
@@ -400,7 +398,7 @@ async def test_the_chain_of_a_database_is_remembered() -> None:
     assert elsewhere.reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
     configured = Network(a=Node(setting.clock)).endpoints(setting.clock, chain_id="other-9")
-    with pytest.raises(WrongChain, match="the database is of chain svote-1, not other-9"):
+    with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):
         await RoundRegistry(setting.store, configured, clock=setting.clock).restore()
 
 
@@ -471,7 +469,7 @@ async def test_end_that_only_one_of_two_nodes_reports_changes_nothing() -> None:
         assert known_end(setting.book) == VOTE_END
         assert setting.book.unconfirmed() == {}
         await setting.later(1)
-    assert "it is listed with vote_end_time" in str(setting.endpoints.reasons()["a:1317"])
+    assert "listed with vote_end_time" in str(setting.endpoints.reasons()["a:1317"])
     del setting.network.nodes["b"]
     await setting.later(5)
     await setting.sync()
@@ -594,7 +592,7 @@ async def test_status_that_one_of_two_nodes_reports_changes_nothing(status: int)
     assert status_of(setting.book) is RoundStatus.ACTIVE
     assert len(setting.book.active()) == 1
     assert not setting.book.has_unconfirmed_status(ROUND_ID), "a second node contradicts it"
-    assert "it is listed with status TALLYING" in str(setting.endpoints.reasons()["a:1317"])
+    assert "listed with status TALLYING" in str(setting.endpoints.reasons()["a:1317"])
     del setting.network.nodes["b"]
     await setting.later(5)
     await setting.sync()
@@ -736,6 +734,6 @@ async def test_listed_over_rounds_are_remembered_up_to_a_bound(monkeypatch: pyte
         await setting.later(1)
 
     assert len(setting.book._past) <= 3
-    assert len(setting.book._said_over) <= 4
+    assert len(setting.book._reported_over) <= 4
     assert [one.round_id for one in setting.book.all()] == [ROUND_ID]
     assert set(setting.store.kept_rounds) == {ROUND_ID}

@@ -205,13 +205,13 @@ async def test_a_look_that_failed_is_done_again(line: Line) -> None:
 async def test_a_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
-    line.rounds.odd[ROUND] = "it is not listed any more"
+    line.rounds.odd[ROUND] = "no longer listed"
     before = line.states()
     await look(line)
     assert line.states() == before
     del line.rounds.odd[ROUND]
     await look(line)
-    line.rounds.odd[ROUND] = "it is not listed any more"
+    line.rounds.odd[ROUND] = "no longer listed"
     line.clock.advance(25 * HOUR)
     await look(line)
     await look(line)
