@@ -1,12 +1,11 @@
-"""The commitment tree of each round, kept in step with the chain while the round takes votes, and never
-trusted before its root was checked.
+"""Synchronizes the commitment tree of each round with the chain and verifies its roots.
 
-A sync asks for the newest root, fetches the leaves that are missing, and appends them; only when the root
-over them equals the chain's does the new part count: it can be read, it is kept on disk, and its root is an
-anchor. Leaves that contradict their root are taken out again and the node that gave them is set aside.
+A sync reads the newest root of a round, fetches the missing leaves and appends them. The new leaves are used and stored
+only if the root over them equals the chain's; that root is then an anchor. Leaves that do not match their root are
+removed, and the node that returned them goes into backoff.
 
-Trees stay until their round is purged: a share that comes again after its round must be told from a new one.
-A round whose tree cannot be followed holds up no other.
+A tree stays until its round is purged, because it is needed to recognize a share that is posted again after the round's
+end. A round whose tree cannot be synchronized does not delay others.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from proofs import CommitmentTree, ProofsError
 
 __all__ = ["Anchor", "CommitmentTreeSync"]
 
-_LONGEST_REST = 30.0
+_MAX_BACKOFF_SECONDS = 30.0
 
-# Contradictions in a row after which nothing is done by a tree: one may come of a node that shows a block before it has
-# executed it, or of two nodes behind one address.
-_CONTRADICTIONS = 2
+# Consecutive contradictions after which a tree is not used. A single one may be caused by a node that shows a block
+# before it has executed it, or by two nodes behind one address.
+_MAX_CONTRADICTIONS = 2
 
 
 @dataclass(slots=True)
-class _Trouble:
-    """A round whose tree could not be followed: how often in a row, and when it is tried again."""
+class _Failure:
+    """Consecutive sync failures of a round, and the time of the next attempt."""
 
     reason: str = ""
     failures: int = 0
     retry_at: float = 0.0
 
     def rest(self, monotonic: float) -> None:
-        """Leave it alone for 1, 2, 4 … 30 s."""
-        self.retry_at = monotonic + min(_LONGEST_REST, 2.0 ** min(self.failures, 10))
+        """Start a backoff of 1, 2, 4 … 30 s."""
+        self.retry_at = monotonic + min(_MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
         self.failures += 1
 
 
@@ -57,7 +56,7 @@ class CommitmentTreeSync:
     """The trees of all rounds that are not purged.
 
     Attributes:
-        synced_height: the chain's height that the trees are in step with, 0 before the first sync.
+        synced_height: the height up to which the trees are synchronized, 0 before the first sync.
     """
 
     def __init__(self, store: Store, endpoints: NodePool, rounds: RoundRegistry) -> None:
@@ -65,249 +64,252 @@ class CommitmentTreeSync:
         self._endpoints = endpoints
         self._rounds = rounds
         self._log = structlog.get_logger("helper.chain")
-        self._kept: dict[bytes, RoundTree] = {}
-        self._trouble: dict[bytes, _Trouble] = {}
-        self._contradicted: Counter[bytes] = Counter()  # answers in a row that cannot be, by round
-        self._begun = 0  # syncs begun and, of those that went well, the newest
-        self._done = 0
+        self._trees: dict[bytes, RoundTree] = {}
+        self._failures: dict[bytes, _Failure] = {}
+        self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory answers, by round
+        self._syncs_begun = 0
+        self._syncs_done = 0  # number of the newest successful sync
         self._finished = asyncio.Event()
         self.synced_height = 0
 
-    # Reading: only what was checked
+    # ------------------------------------------------------------------ reading
 
     def anchor(self, round_id: bytes) -> Anchor | None:
-        """The newest checked root of a round; None while there is none."""
-        kept = self._kept.get(round_id)
-        return kept.anchor if kept else None
+        """The newest verified root of a round, None before the first."""
+        round_tree = self._trees.get(round_id)
+        return round_tree.anchor if round_tree else None
 
     def size(self, round_id: bytes) -> int:
-        """How many leaves of a round are checked."""
+        """Number of verified leaves of a round."""
         anchor = self.anchor(round_id)
         return anchor.size if anchor else 0
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """A checked leaf; None beyond the tree."""
+        """A verified leaf, None if there is none at this position."""
         if not 0 <= position < self.size(round_id):
             return None
-        return self._kept[round_id].tree.leaf(position)
+        return self._trees[round_id].tree.leaf(position)
 
     def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """A leaf as it came from the disk, while its tree is not checked; None when there is none."""
-        kept = self._kept.get(round_id)
-        if kept is None or not kept.restored or not 0 <= position < len(kept.tree):
+        """A leaf loaded from the store whose tree is not verified yet, None if there is none."""
+        round_tree = self._trees.get(round_id)
+        if round_tree is None or not round_tree.restored or not 0 <= position < len(round_tree.tree):
             return None
-        return kept.tree.leaf(position)
+        return round_tree.tree.leaf(position)
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
-        """The root that was checked at a height since the start; None when none was."""
-        kept = self._kept.get(round_id)
-        return kept.anchors.get(height) if kept else None
+        """The root verified at a height since the start, None if there is none."""
+        round_tree = self._trees.get(round_id)
+        return round_tree.anchors.get(height) if round_tree else None
 
     def contradicted(self, round_id: bytes) -> str | None:
-        """Why nothing of a round may be taken or revealed now, or None: whatever node was asked lately showed a tree
-        that cannot be.
+        """Why no share of a round may be accepted or revealed now, None if they may.
+
+        The reason is that the last answers of nodes about its tree contradicted the verified tree or the root.
         """
-        if self._contradicted[round_id] < _CONTRADICTIONS:
+        if self._contradictions[round_id] < _MAX_CONTRADICTIONS:
             return None
-        return "no node shows the round's tree as it should be"
+        return "no node returns a consistent tree of the round"
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
-        """The 24 siblings of a leaf under an anchor's root, leaf level first. `KeyError` for a round
-        without a tree.
-        """
-        return await anyio.to_thread.run_sync(self._kept[round_id].tree.path, position, anchor.size)
+        """The 24 siblings of a leaf under an anchor's root, leaf level first.
 
-    # What is not there
+        Raises:
+            KeyError: the round has no tree.
+        """
+        return await anyio.to_thread.run_sync(self._trees[round_id].tree.path, position, anchor.size)
+
+    # ------------------------------------------------------------------ absence
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait until a regular sync that begins after this call has ended well; False when `timeout`
-        seconds pass first.
+        """Wait for a scheduled sync that begins after this call to succeed; False after `timeout` seconds.
 
-        It only waits: no question is asked because of it.
+        It sends no request: a request caused by a share would reveal its arrival to the node.
         """
-        begun = self._begun
+        begun = self._syncs_begun
         with anyio.move_on_after(timeout):
-            while self._done <= begun:
+            while self._syncs_done <= begun:
                 await self._finished.wait()
             return True
         return False
 
     def arrival(self) -> ShareArrival:
-        """The present moment as the arrival of a share whose round or leaf is missing."""
+        """Create the arrival of a share, now, whose round or leaf is missing."""
         endpoints = self._endpoints
         return ShareArrival(endpoints.clock.now(), endpoints.newest_height, endpoints.smallest_offset)
 
     def lacks(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        """Whether the chain certainly lacked a round, or a leaf of it, that is missing here.
+        """Whether a round or leaf that is missing here was certainly not on the chain at the arrival.
 
         Args:
             round_id: the round, known or not.
-            arrival: when a share of it was first posted.
+            arrival: when the share was first posted.
         """
         known = self._rounds.get(round_id)
-        kept = self._kept.get(round_id)
+        round_tree = self._trees.get(round_id)
         follows_tree = known is not None and known.status is RoundStatus.ACTIVE
-        look = (kept.look if kept else None) if follows_tree else self._rounds.look
-        return proves_absence(look, arrival, self._endpoints.smallest_offset)
+        observation = (round_tree.observation if round_tree else None) if follows_tree else self._rounds.observation
+        return proves_absence(observation, arrival, self._endpoints.smallest_offset)
 
-    # In step
+    # ------------------------------------------------------------------ synchronizing
 
     async def restore(self) -> None:
-        """Take the trees of all rounds back from the store; those of active ones are checked in the first
-        sync.
-        """
+        """Load the trees of all rounds from the store; the first sync verifies those of active rounds."""
         for known in self._rounds.all():
             try:
-                self._kept[known.round_id] = await load(self._store, known)
-            except Exception as error:  # one that cannot be read must not keep the others from their votes
-                self._log.error("stored tree was not read", round=known.round_id.hex()[:8], reason=str(error))
+                self._trees[known.round_id] = await load(self._store, known)
+            except Exception as error:  # An unreadable tree must not block other rounds.
+                self._log.error("stored_tree_unreadable", round=known.round_id.hex()[:8], reason=str(error))
 
     async def sync(self, head: int = 0) -> None:
-        """Bring every active round's tree up to the chain's. `head`: the height that the answers should know.
+        """Synchronize the trees of all active rounds. Failures of single rounds are logged.
 
-        Rounds that could not be followed are logged. Raises what went wrong with the first of them when none
-        could: `ChainUnavailable` when no endpoint gave a tree that fits its root, `StoreError` when it cannot
-        be kept.
+        Args:
+            head: the height that the answering nodes should have reached.
+
+        Raises:
+            ChainUnavailable: no round could be synchronized, because no node returned a tree that matches its root.
+            StoreError: no round could be synchronized, because the leaves could not be stored.
         """
-        self._begun += 1
-        begun = self._begun
+        self._syncs_begun += 1
+        begun = self._syncs_begun
         self._forget_purged()
-        followed = 0
+        synced = 0
         problems: list[Exception] = []
-        # Those that failed last go last: a node may give no answer to them and rest, and others need it.
-        for known in sorted(self._rounds.active(), key=lambda known: known.round_id in self._trouble):
-            trouble = self._trouble.get(known.round_id)
-            if trouble is not None and self._endpoints.clock.monotonic() < trouble.retry_at:
-                problems.append(ChainUnavailable(trouble.reason))
+        # Failing rounds come last: a node that does not answer about them goes into backoff, and others need it.
+        for known in sorted(self._rounds.active(), key=lambda known: known.round_id in self._failures):
+            failure = self._failures.get(known.round_id)
+            if failure is not None and self._endpoints.clock.monotonic() < failure.retry_at:
+                problems.append(ChainUnavailable(failure.reason))
                 continue
             try:
-                await self._sync_one(known, head)
-            except Exception as error:  # of whatever kind: other rounds go on
+                await self._sync_round(known, head)
+            except Exception as error:  # Any error of one round must not stop the others.
                 problems.append(error)
             else:
-                followed += 1
-        if problems and not followed:
+                synced += 1
+        if problems and not synced:
             raise problems[0]
-        self._done = max(self._done, begun)
+        self._syncs_done = max(self._syncs_done, begun)
         self.in_step(head)
         finished, self._finished = self._finished, asyncio.Event()
         finished.set()
 
     def in_step(self, head: int) -> None:
-        """The newest block is still `head`, whose trees are here. Nothing was asked, so it is no sync."""
+        """Record that the newest block is still `head`, for which the trees are synchronized; not counted as a sync."""
         self.synced_height = max(self.synced_height, head)
 
     def _forget_purged(self) -> None:
-        there = {known.round_id for known in self._rounds.all()}
-        for round_id in [round_id for round_id in self._kept if round_id not in there]:
-            del self._kept[round_id]
-            self._trouble.pop(round_id, None)
-            self._contradicted.pop(round_id, None)
+        known_ids = {known.round_id for known in self._rounds.all()}
+        for round_id in [round_id for round_id in self._trees if round_id not in known_ids]:
+            del self._trees[round_id]
+            self._failures.pop(round_id, None)
+            self._contradictions.pop(round_id, None)
 
-    async def _sync_one(self, known: Round, head: int) -> None:
-        """One round's tree; what goes wrong is noted, told once, and raised."""
+    async def _sync_round(self, known: Round, head: int) -> None:
+        """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
         if not self._endpoints.usable:
-            raise ChainUnavailable("no endpoint could be asked")  # another round's failure: none of this one's
+            raise ChainUnavailable("no chain node is in sync")  # Not counted as a failure of this round.
         try:
-            if known.round_id not in self._kept:
-                self._kept[known.round_id] = await load(self._store, known)
-            await self._endpoints.call_endpoint(partial(self._look_at, known), min_height=head)
-            await save(self._store, known.round_id, self._kept[known.round_id])
+            if known.round_id not in self._trees:
+                self._trees[known.round_id] = await load(self._store, known)
+            await self._endpoints.call_endpoint(partial(self._sync_with, known), min_height=head)
+            await save(self._store, known.round_id, self._trees[known.round_id])
         except Exception as error:
-            self._note(known, error)
+            self._record_failure(known, error)
             raise
-        self._contradicted.pop(known.round_id, None)
-        if self._trouble.pop(known.round_id, None) is not None:
-            self._log.info("tree is followed again", round=known.round_id.hex()[:8])
+        self._contradictions.pop(known.round_id, None)
+        if self._failures.pop(known.round_id, None) is not None:
+            self._log.info("tree_sync_recovered", round=known.round_id.hex()[:8])
 
-    def _note(self, known: Round, error: Exception) -> None:
-        trouble = self._trouble.setdefault(known.round_id, _Trouble())
+    def _record_failure(self, known: Round, error: Exception) -> None:
+        failure = self._failures.setdefault(known.round_id, _Failure())
         reason = str(error) or type(error).__name__
-        if reason != trouble.reason:
-            self._log.warning("tree not followed", round=known.round_id.hex()[:8], reason=reason)
-        trouble.reason = reason
+        if reason != failure.reason:
+            self._log.warning("tree_sync_failed", round=known.round_id.hex()[:8], reason=reason)
+        failure.reason = reason
         if isinstance(error, ChainError):
-            trouble.rest(self._endpoints.clock.monotonic())
+            failure.rest(self._endpoints.clock.monotonic())
 
-    async def _look_at(self, known: Round, endpoint: Node) -> None:
-        """Follow a node's tree, and note which blocks its answer covers."""
+    async def _sync_with(self, known: Round, endpoint: Node) -> None:
+        """Synchronize a tree with a node, and record which blocks the node's answer covers."""
         head, began = endpoint.health.head, self._endpoints.clock.monotonic()
         try:
-            await self._follow(known, endpoint)
+            await self._append_new(known, endpoint)
         except InvalidAnswer:
-            raise  # it shows no tree
+            raise  # No tree was returned, so nothing is contradicted.
         except ChainAnswerError:
-            self._contradicted[known.round_id] += 1
+            self._contradictions[known.round_id] += 1
             raise
         if head is not None:
-            kept = self._kept[known.round_id]
-            kept.look = next_observation(kept.look, endpoint.name, head, began)
+            round_tree = self._trees[known.round_id]
+            round_tree.observation = next_observation(round_tree.observation, endpoint.name, head, began)
 
-    async def _follow(self, known: Round, endpoint: Node) -> None:
-        """Follow an endpoint's word about one tree, or raise `ChainAnswerError` with everything as it was."""
-        kept = self._kept[known.round_id]
+    async def _append_new(self, known: Round, endpoint: Node) -> None:
+        """Append a node's new leaves to a tree; on `ChainAnswerError` the tree is unchanged."""
+        round_tree = self._trees[known.round_id]
         state = await endpoint.client.tree_latest(known.round_id)
         if state is None:
-            if kept.anchor is not None:
-                _must_lag(endpoint, kept.anchor.height, "has no leaves")
+            if round_tree.anchor is not None:
+                _check_lag(endpoint, round_tree.anchor.height, "has no leaves")
             return
-        if kept.anchor is not None and state.height <= kept.anchor.height:
-            await _compare(kept, kept.anchor, state)
+        if round_tree.anchor is not None and state.height <= round_tree.anchor.height:
+            await _check_root(round_tree, round_tree.anchor, state)
             return
         head = endpoint.health.head
         if head is not None and state.height > head.height + LEAF_WINDOW:
-            # Its leaves would be looked for in every block up to that height.
-            raise ChainAnswerError(f"tree: a root at height {state.height}, the newest block is {head.height}")
-        if state.size < len(kept.tree):
-            _must_lag(endpoint, kept.next_height - 1, f"has {state.size} leaves, not {len(kept.tree)}")
+            # Leaves would be requested for every block up to that height.
+            raise ChainAnswerError(f"tree: root at height {state.height}, but the newest block is {head.height}")
+        if state.size < len(round_tree.tree):
+            _check_lag(endpoint, round_tree.next_height - 1, f"has {state.size} leaves, not {len(round_tree.tree)}")
             return
-        before = len(kept.tree)
-        # What came from the disk may be wrong: whether the leaves continue it is found out below.
-        most = state.size if kept.restored else state.size - before
-        blocks = await endpoint.client.leaves(known.round_id, kept.next_height, state.height, most=most)
+        before = len(round_tree.tree)
+        # Stored leaves may be damaged, which is only detected below, so do not limit the number by them.
+        most = state.size if round_tree.restored else state.size - before
+        blocks = await endpoint.client.leaves(known.round_id, round_tree.next_height, state.height, most=most)
         try:
-            await grow(kept.tree, blocks, state)
+            await grow(round_tree.tree, blocks, state)
         except (ChainAnswerError, ProofsError) as error:
-            if kept.restored:
-                await self._start_over(endpoint, known, state)
+            if round_tree.restored:
+                await self._refetch(endpoint, known, state)
                 return
-            if len(kept.tree) > before:
-                kept.tree = await first_leaves(kept.tree, before)
+            if len(round_tree.tree) > before:
+                round_tree.tree = await first_leaves(round_tree.tree, before)
             raise ChainAnswerError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
-        kept.vouch(state)
-        kept.next_height = state.height + 1
-        kept.restored = False
-        kept.unsaved += blocks
+        round_tree.set_anchor(state)
+        round_tree.next_height = state.height + 1
+        round_tree.restored = False
+        round_tree.unsaved += blocks
 
-    async def _start_over(self, endpoint: Node, known: Round, state: TreeState) -> None:
-        """What came from our disk does not fit: if the node's own leaves alone fit its root, ours were
-        damaged.
-        """
+    async def _refetch(self, endpoint: Node, known: Round, state: TreeState) -> None:
+        """Fetch a whole tree after stored leaves did not match. If it matches its root, it replaces the stored one."""
         tree = CommitmentTree()
         blocks = await endpoint.client.leaves(known.round_id, known.created_at_height, state.height, most=state.size)
         try:
             await grow(tree, blocks, state)
         except (ChainAnswerError, ProofsError) as error:
-            self._kept[known.round_id] = await load(self._store, known)
+            self._trees[known.round_id] = await load(self._store, known)
             raise ChainAnswerError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
-        self._log.warning("stored tree did not fit and was fetched anew", round=known.round_id.hex()[:8])
+        self._log.warning(
+            "stored_tree_replaced", round=known.round_id.hex()[:8], reason="stored leaves do not match the chain's root"
+        )
         await self._store.drop_tree(known.round_id)
-        anew = RoundTree(tree, state.height + 1, unsaved=blocks)
-        anew.vouch(state)
-        self._kept[known.round_id] = anew
+        refetched = RoundTree(tree, state.height + 1, unsaved=blocks)
+        refetched.set_anchor(state)
+        self._trees[known.round_id] = refetched
 
 
-async def _compare(kept: RoundTree, anchor: Anchor, state: TreeState) -> None:
-    """A root that we should know already must be ours."""
+async def _check_root(round_tree: RoundTree, anchor: Anchor, state: TreeState) -> None:
+    """Check a node's root at or below the anchor against the verified tree."""
     if (state.height, state.size, state.root) == (anchor.height, anchor.size, anchor.root):
         return
-    fits = state.height < anchor.height and state.size < anchor.size
-    if not fits or await root_of(kept.tree, state.size) != state.root:
-        raise ChainAnswerError(f"tree: the root at height {state.height} is of another tree")
+    is_older = state.height < anchor.height and state.size < anchor.size
+    if not is_older or await root_of(round_tree.tree, state.size) != state.root:
+        raise ChainAnswerError(f"tree: the root at height {state.height} belongs to another tree")
 
 
-def _must_lag(endpoint: Node, height: int, problem: str) -> None:
-    """A node may only know less than we do when its newest block is before ours."""
+def _check_lag(endpoint: Node, height: int, problem: str) -> None:
+    """Raise unless the node lags: it may know less only if its newest block is not above `height`."""
     head = endpoint.health.head
     if head is None or head.height > height:
         raise ChainAnswerError(f"tree: {problem} at a height where it had them")

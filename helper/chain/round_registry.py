@@ -123,7 +123,7 @@ class RoundRegistry:
         self._unconfirmed: dict[bytes, dict[RoundField, ReportedValue]] = {}  # reported, not confirmed
         self._changed_at: dict[bytes, int] = {}  # height at which the last change was confirmed
         self._reported = ReportedChanges()
-        self.look: Observation | None = None
+        self.observation: Observation | None = None
         self._stored_ids: set[bytes] = set()  # rounds in the store at the last `reread`
         self._waits_logged: set[bytes] = set()  # rounds whose missing confirmation was logged
         self._chain_time: float | None = None
@@ -305,7 +305,7 @@ class RoundRegistry:
         listed = [without_changes(self._rounds.get(reported.round_id), reported) for reported in answer.listed.rounds]
         await self._save([reported for reported in listed if self._is_update(reported)], answer.endpoint.height)
         if answer.head is not None:
-            self.look = next_observation(self.look, answer.endpoint.name, answer.head, answer.began)
+            self.observation = next_observation(self.observation, answer.endpoint.name, answer.head, answer.began)
         self.synced = True
 
     async def _save(self, rounds: list[Round], height: int) -> None:

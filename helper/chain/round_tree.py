@@ -1,4 +1,4 @@
-"""One round's tree: what was checked of it, how it grows, and how it comes from the disk and goes there."""
+"""The commitment tree of one round: verification, growth, loading and storing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
 log = structlog.get_logger("helper.chain")
 
-_LEAVES_A_ROW = 8192
+_MAX_LEAVES_PER_ROW = 8192
 _SUBTREE_BYTES = (SUBTREE_LEAVES - 1) * 32
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A root that the chain has stored: of the first `size` leaves, at `height`."""
+    """A root that the chain has stored at `height`, over the first `size` leaves."""
 
     height: int
     size: int
@@ -31,11 +31,17 @@ class Anchor:
 
 @dataclass(slots=True)
 class RoundTree:
-    """One round's tree.
+    """The commitment tree of one round.
 
-    `tree` may hold more leaves than `anchor` vouches for while a sync runs; `restored` says that what came
-    from the disk has not been checked against the chain yet. `unsaved` are checked blocks that are not on
-    disk. `look` is the last good answer about it.
+    Attributes:
+        tree: the leaves; during a sync it may hold more than `anchor` covers.
+        next_height: the first height whose leaves are not in the tree.
+        anchor: the newest verified root, None before the first.
+        anchors: all roots verified since the start, by height.
+        restored: whether the tree was loaded from the store and is not verified yet.
+        unsaved: verified blocks of leaves that are not stored yet.
+        subtrees: number of stored complete subtrees.
+        observation: the last valid answer about the tree.
     """
 
     tree: CommitmentTree
@@ -45,79 +51,84 @@ class RoundTree:
     restored: bool = False
     unsaved: list[LeafBlock] = field(default_factory=list)
     subtrees: int = 0
-    look: Observation | None = None
+    observation: Observation | None = None
 
-    def vouch(self, state: TreeState) -> None:
-        """The tree's root was compared with the chain's."""
+    def set_anchor(self, state: TreeState) -> None:
+        """Record a root that was compared with the chain's as the newest anchor."""
         self.anchor = self.anchors[state.height] = Anchor(state.height, state.size, state.root)
 
 
 async def load(store: Store, known: Round) -> RoundTree:
-    """A round's tree as the store has it, not checked yet; one that is damaged there is forgotten."""
+    """Load a round's tree, which is not verified yet. A damaged tree is deleted from the store."""
     leaves, height = await store.load_leaves(known.round_id)
     subtrees = await store.load_subtrees(known.round_id)
     count = len(subtrees) // _SUBTREE_BYTES
     try:
         tree = await anyio.to_thread.run_sync(CommitmentTree.restore, leaves, subtrees)
     except ProofsError:
-        log.warning("stored tree is damaged and is fetched anew", round=known.round_id.hex()[:8])
+        log.warning(
+            "stored_tree_dropped", round=known.round_id.hex()[:8], reason="it is damaged and will be fetched again"
+        )
         await store.drop_tree(known.round_id)
         tree, leaves, height, count = CommitmentTree(), b"", 0, 0
     next_height = max(height + 1, known.created_at_height)
     return RoundTree(tree, next_height, restored=bool(leaves), subtrees=count)
 
 
-async def save(store: Store, round_id: bytes, kept: RoundTree) -> None:
-    """Keep what was checked; what the store refuses is offered again after the next sync."""
-    while kept.unsaved:
-        # Many blocks become one row: their leaves are consecutive, and one fsync serves them all.
-        count, size = 1, len(kept.unsaved[0].leaves)
-        while count < len(kept.unsaved) and size < _LEAVES_A_ROW * 32:
-            size += len(kept.unsaved[count].leaves)
+async def save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
+    """Store the verified leaves and subtrees; after an error the rest is stored after the next sync."""
+    while round_tree.unsaved:
+        # Combine consecutive blocks into one row, so that they need one fsync.
+        count, size = 1, len(round_tree.unsaved[0].leaves)
+        while count < len(round_tree.unsaved) and size < _MAX_LEAVES_PER_ROW * 32:
+            size += len(round_tree.unsaved[count].leaves)
             count += 1
-        batch = kept.unsaved[:count]
+        batch = round_tree.unsaved[:count]
         leaves = b"".join(block.leaves for block in batch)
         await store.save_leaves(round_id, batch[-1].height, batch[0].start_index, leaves)
-        del kept.unsaved[:count]
-    size = kept.anchor.size if kept.anchor else 0
+        del round_tree.unsaved[:count]
+    size = round_tree.anchor.size if round_tree.anchor else 0
     complete = size // SUBTREE_LEAVES
-    if complete > kept.subtrees:
-        nodes = b"".join(kept.tree.subtree(index) for index in range(kept.subtrees, complete))
-        await store.save_subtrees(round_id, kept.subtrees, nodes)
-        kept.subtrees = complete
+    if complete > round_tree.subtrees:
+        nodes = b"".join(round_tree.tree.subtree(index) for index in range(round_tree.subtrees, complete))
+        await store.save_subtrees(round_id, round_tree.subtrees, nodes)
+        round_tree.subtrees = complete
 
 
 async def grow(tree: CommitmentTree, blocks: Sequence[LeafBlock], state: TreeState) -> None:
-    """Append blocks and compare with the chain's root; `ChainAnswerError` or `ProofsError` when they do not
-    fit, possibly after they were appended.
+    """Append blocks of leaves and compare the root with the chain's.
+
+    Raises:
+        ChainAnswerError: they do not match; they may have been appended.
+        ProofsError: a leaf is invalid.
     """
     _check_continuity(blocks, len(tree), state)
     await anyio.to_thread.run_sync(tree.append, b"".join(block.leaves for block in blocks))
     if await root_of(tree, state.size) != state.root:
-        raise ChainAnswerError("its leaves do not have its root: this is another tree")
+        raise ChainAnswerError("the leaves do not match the root")
 
 
 async def first_leaves(tree: CommitmentTree, size: int) -> CommitmentTree:
-    """A tree of the first `size` leaves, which were checked before what comes after them."""
+    """Create a tree of the first `size` leaves."""
     return await anyio.to_thread.run_sync(_first_leaves, tree, size)
 
 
 async def root_of(tree: CommitmentTree, size: int) -> bytes:
-    """The root over the first `size` leaves, hashed in a thread."""
+    """Compute the root over the first `size` leaves in a thread."""
     return await anyio.to_thread.run_sync(tree.root, size)
 
 
 def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) -> None:
-    """The blocks must continue a tree of `size` leaves without gap or overlap up to the state's size."""
+    """Check that blocks continue a tree of `size` leaves without gap or overlap up to the state's size."""
     height = 0
     for block in blocks:
         if block.height <= height:
-            raise ChainAnswerError("the leaves' heights do not rise")
+            raise ChainAnswerError("the heights of the leaves do not increase")
         if block.start_index != size:
-            raise ChainAnswerError(f"leaves from {block.start_index} on came where {size} were expected")
+            raise ChainAnswerError(f"leaves start at index {block.start_index}, expected {size}")
         size, height = block.end_index, block.height
     if size != state.size:
-        raise ChainAnswerError(f"there are {size} leaves under a root of {state.size}")
+        raise ChainAnswerError(f"{size} leaves for a root over {state.size}")
 
 
 def _first_leaves(tree: CommitmentTree, size: int) -> CommitmentTree:

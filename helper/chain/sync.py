@@ -1,7 +1,8 @@
-"""Keeps rounds and trees in step with the chain, at the chain's own pace and whatever wallets do.
+"""Synchronizes rounds and commitment trees with every new block.
 
-Every probe of a node is a tick. When a new block is there, rounds and trees are synced, and once more a poll
-later: a node shows a block a moment before it has executed it. Nothing is ever asked because a share came in.
+Each probe of a node may wake the follower. On a new block, rounds and trees are synchronized, and once more one
+interval later, because a node shows a block shortly before it has executed it. A share never causes a request, because
+that would reveal its arrival to the node.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from helper.errors import HelperError
 
 
 class ChainFollower:
-    """Runs the probes and the syncs; to be started once in a task group."""
+    """Probes the nodes and synchronizes rounds and trees. Run it once, in a task group."""
 
     def __init__(
         self, *, endpoints: NodePool, rounds: RoundRegistry, trees: CommitmentTreeSync, interval: float = 1.0
@@ -31,22 +32,22 @@ class ChainFollower:
         self._synced_height = 0
         self._synced_at = 0.0
         self._settled = False
-        self._told: str | None = None
+        self._logged_reason: str | None = None
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
-        endpoints.on_probe(self._look)
+        endpoints.on_probe(self._on_probe)
 
     @property
     def ready(self) -> bool:
-        """Whether rounds and trees were synced once."""
+        """Whether rounds and trees were synchronized at least once."""
         return self._ready.is_set()
 
     async def wait_ready(self) -> None:
-        """Wait for the first sync that went well."""
+        """Wait for the first successful sync."""
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Follow the chain until cancelled; no error ends it."""
+        """Follow the chain until cancelled. Errors are logged and do not end it."""
         await self._endpoints.check()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._endpoints.monitor(self._interval))
@@ -55,26 +56,26 @@ class ChainFollower:
                 await self.tick()
                 await self._wake.wait()
 
-    def _look(self, head: BlockHead | None) -> None:
-        """After a probe: mostly there is nothing to do."""
+    def _on_probe(self, head: BlockHead | None) -> None:
+        """Wake the loop after a probe, unless there is nothing to do."""
         if head is not None and self._settled and head.height <= self._synced_height:
             self._trees.in_step(head.height)
         else:
             self._wake.set()
 
     async def tick(self) -> bool:
-        """One look: sync if a block is new. False when something went wrong; the next tick tries again."""
+        """Synchronize if there is a new block. Returns False after an error; the next tick tries again."""
         try:
             await self._sync()
-        except Exception as error:  # whatever it is, the next try may go well
+        except Exception as error:  # The next attempt may succeed, whatever the error is.
             reason = str(error) if isinstance(error, HelperError) else repr(error)
-            if reason != self._told:
-                self._log.warning("chain not followed", reason=reason)
-            self._told = reason
+            if reason != self._logged_reason:
+                self._log.warning("chain_sync_failed", reason=reason)
+            self._logged_reason = reason
             return False
-        if self._told is not None:
-            self._log.info("chain is followed again", height=self._synced_height)
-            self._told = None
+        if self._logged_reason is not None:
+            self._log.info("chain_sync_recovered", height=self._synced_height)
+            self._logged_reason = None
         return True
 
     async def _sync(self) -> None:
@@ -82,12 +83,12 @@ class ChainFollower:
         if head is None:
             return
         now = self._endpoints.clock.monotonic()
-        news = head.height > self._synced_height
-        if not news and (self._settled or now - self._synced_at < self._interval):
+        is_new = head.height > self._synced_height
+        if not is_new and (self._settled or now - self._synced_at < self._interval):
             self._trees.in_step(head.height)
             return
         self._settled = False
         await self._rounds.sync(head.height)
         await self._trees.sync(head.height)
-        self._synced_height, self._synced_at, self._settled = head.height, now, not news
+        self._synced_height, self._synced_at, self._settled = head.height, now, not is_new
         self._ready.set()

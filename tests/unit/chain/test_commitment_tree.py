@@ -183,7 +183,7 @@ async def test_a_tree_that_every_node_contradicts_twice_is_of_no_use_until_one_s
     await setting.start()
     await setting.trees.sync(100)
     other.show(*setting.nodes)
-    for said in (None, "no node shows the round's tree as it should be"):
+    for said in (None, "no node returns a consistent tree of the round"):
         with pytest.raises(ChainUnavailable):
             await setting.trees.sync(101)
         assert setting.trees.contradicted(ROUND_ID) == said
@@ -234,7 +234,7 @@ async def test_another_trees_root_at_a_known_height() -> None:
     other.show(setting.nodes[0])
     await setting.trees.sync(101)
     assert setting.rested() == ["a:1317"]
-    assert "of another tree" in str(setting.endpoints.reasons()["a:1317"])
+    assert "belongs to another tree" in str(setting.endpoints.reasons()["a:1317"])
 
 
 async def test_a_node_that_is_behind_is_not_set_aside() -> None:
@@ -411,7 +411,7 @@ async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
     assert [known.round_id for known in setting.rounds.active()] == [OTHER, ROUND_ID]
     with capture_logs() as logs:
         await setting.trees.sync(100)
-    assert [log["round"] for log in logs if log["event"] == "tree not followed"] == [OTHER.hex()[:8]]
+    assert [log["round"] for log in logs if log["event"] == "tree_sync_failed"] == [OTHER.hex()[:8]]
     assert setting.rested() == []
     assert setting.trees.size(ROUND_ID) == 3
     assert not setting.trees.lacks(OTHER, ShareArrival(0.0, 0, 0.0))
@@ -424,7 +424,7 @@ async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
     setting.clock.advance(2)
     with capture_logs() as logs:
         await setting.trees.sync(100)
-    assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree is followed again"]
+    assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree_sync_recovered"]
 
 
 async def test_tree_sync_asks_less_often_while_no_tree_can_be_followed() -> None:

@@ -63,8 +63,8 @@ async def test_errors_are_told_once_and_end_nothing() -> None:
         setting.node.faults.clear()
         setting.clock.advance(60)
         assert await setting.poll()
-    events = [log["event"] for log in logs if "followed" in log["event"]]
-    assert events == ["chain not followed", "chain is followed again"]
+    events = [log["event"] for log in logs if log["event"].startswith("chain_sync")]
+    assert events == ["chain_sync_failed", "chain_sync_recovered"]
     assert setting.follower.ready
 
 
