@@ -1,8 +1,8 @@
-"""Follows the chain block by block and tells the store which nullifiers have counted.
+"""Follows the chain block by block and stores the counted nullifiers.
 
-Only blocks confirm a share. Applying a block twice changes nothing, so after a crash the follower continues from the
-store's cursor. When it is far behind, it continues near the head at once and leaves the blocks between to
-`helper.chain.block_history`: what is revealed now is confirmed now, however long the history is.
+Only blocks confirm a share. Applying a block is idempotent, so after a crash the follower continues from the stored
+cursor. If it is far behind, it skips to the head and leaves the blocks between to `helper.chain.block_history`, so that
+current reveals are confirmed without delay.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 
 LIVE_BLOCKS: Final = 64
-"""Blocks behind the head that are read in order; if there are more, the follower skips to the head."""
+"""Maximum number of blocks behind the head that are read in order; beyond it the follower skips to the head."""
 PATIENCE_SECONDS: Final = 3.0
-"""How long dispatch waits at the start for the blocks since the last stop. Most restarts need less, and prove nothing
-that was counted meanwhile; a share that is due must not wait for more, as a second reveal is harmless and a missed one
-is not."""
+"""Maximum time that dispatch waits at start for the blocks since the last stop, so that shares counted meanwhile are
+not proven again. A due share does not wait longer: a second reveal is harmless, a missed one is not.
+"""
 
 CURSOR_TRIES: Final = 10
-"""Heads in a row that must be far below the cursor before it is moved back."""
+"""Number of consecutive heads far below the cursor after which the cursor is moved back."""
 
 _LONGEST_PAUSE = 10.0
 
 
 class BlockFollowerStore(HistoryStore, Protocol):
-    """The part of the store that the listener writes to."""
+    """The part of the store that the follower uses."""
 
     async def cursor(self) -> int | None:
-        """The height that was reached: every block up to it was applied, or is recorded as unread."""
+        """The height reached: every block up to it was applied or is recorded as unread."""
         ...
 
     async def skip_to(self, height: int, *, first: int) -> None:
-        """Move the cursor and record the blocks passed over as unread, from `first` on where there is no cursor."""
+        """Move the cursor and record the skipped blocks as unread; without a cursor, those from `first` on."""
         ...
 
     async def move_back(self, height: int, *, first: int) -> None:
@@ -56,24 +56,26 @@ class BlockFollowerStore(HistoryStore, Protocol):
         ...
 
     async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> Collection[int]:
-        """Keep a block's nullifiers and move the cursor, in one transaction; returns our rows that it
-        confirmed.
-        """
+        """Store a block's nullifiers and move the cursor in one transaction. Returns the ids of confirmed rows."""
         ...
 
 
 class BlockFollower:
-    """The block follower.
+    """Applies new blocks to the store in order.
 
     Args:
-        mine: whether this host reads the history; where several share a database, one does.
-        on_block: called with each height that was reached, and when `arrived` becomes true.
-        on_spent: called with the row ids of our shares that were confirmed, never with an empty list.
+        store: stores cursor and nullifiers.
+        endpoints: the node pool.
+        rounds: the round registry, which receives the chain's time.
+        clock: source of time.
+        mine: whether this host reads the history; of several hosts on one database, one does.
+        on_block: called with each height reached, and when `arrived` becomes true.
+        on_spent: called with the row ids of confirmed shares, never with an empty list.
 
     Attributes:
-        height: the newest height that was reached, None before the first.
-        chain_time: the time (unix seconds) of the newest such block whose time is known, None before.
-        history: reads the blocks below `height` that were passed over.
+        height: the newest height reached, None before the first.
+        chain_time: time (unix seconds) of the newest block reached whose time is known, None before the first.
+        history: reads the skipped blocks below `height`.
     """
 
     def __init__(
@@ -99,13 +101,13 @@ class BlockFollower:
         self._log = structlog.get_logger("helper.chain")
         self._tries = 0
         self._goal: int | None = None
-        self._found: int | None = None
-        self._wait_until = math.inf  # when dispatch stops waiting, monotonic; set with the first head
+        self._first_head: int | None = None
+        self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
         self._began = asyncio.Event()
         self._wake = asyncio.Event()
-        self._done: BlockHead | None = None  # the head up to which there was nothing left to do
+        self._done: BlockHead | None = None  # the head up to which all blocks are applied
         self._was_arrived = False
-        self._heads_below = 0  # heads in a row that were far below the cursor
+        self._heads_below = 0  # consecutive heads far below the cursor
         self.height: int | None = None
         self.chain_time: float | None = None
         self.history = HistoryReader(
@@ -117,41 +119,39 @@ class BlockFollower:
             sent=self._sent,
             mine=mine,
             hurry=lambda: not self.arrived,
-            on_spent=self._tell_spent,
+            on_spent=self._report_spent,
             on_change=self._on_history,
         )
-        endpoints.on_probe(self._look)
+        endpoints.on_probe(self._on_probe)
 
     @property
     def caught_up(self) -> bool:
-        """Whether the head was reached when that was last checked. Before, nothing follows from a nullifier that was
-        not seen.
-        """
+        """Whether the newest known head was reached. Before that, a missing nullifier means nothing."""
         return self._goal is not None and self.height is not None and self.height >= self._goal
 
     @property
     def arrived(self) -> bool:
-        """Whether shares may be proven: all blocks up to the head found at the start are read, or that takes long.
+        """Whether shares may be proven: all blocks up to the first head are read, or `PATIENCE_SECONDS` have passed.
 
-        It is not the newest head: a slow machine could be behind that one for long.
+        The first head is used because a slow machine could stay behind the newest one for a long time.
         """
         if self._was_arrived:
             return True
-        reached = self._found is not None and self.height is not None and self.height >= self._found
+        reached = self._first_head is not None and self.height is not None and self.height >= self._first_head
         return (reached and not self.history.blocks_left) or self._clock.monotonic() >= self._wait_until
 
     @property
     def stalled(self) -> int | None:
-        """A height that no endpoint returns although it exists, None while all is well."""
+        """A height that no node returns although it exists, None if there is none."""
         return self.history.stalled
 
     @property
     def disputed(self) -> int | None:
-        """A height at which nodes show different reveals, None while there is none."""
+        """A height at which nodes show different reveals, None if there is none."""
         return self._quorum.disputed
 
     async def run(self) -> None:
-        """Follow the chain for ever. On a new database it begins once the rounds were synced."""
+        """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.history.run())
             group.create_task(self._end_wait())
@@ -163,9 +163,9 @@ class BlockFollower:
             self._wake.clear()
             try:
                 moved = await self.step()
-            except Exception as error:  # whatever it is, the next try may go well, and nobody else confirms shares
+            except Exception as error:  # The next attempt may succeed, and nothing else confirms shares.
                 reason = str(error) if isinstance(error, HelperError) else repr(error)
-                self._log.warning("blocks not followed", reason=reason, height=self.height)
+                self._log.warning("block_follow_failed", reason=reason, height=self.height)
                 await self._clock.sleep(pause)
                 pause = min(_LONGEST_PAUSE, pause * 2)
                 continue
@@ -174,25 +174,23 @@ class BlockFollower:
                 await self._wake.wait()
 
     async def _end_wait(self) -> None:
-        """Wake what waits for `arrived` when the wait is over."""
+        """Report `arrived` when the wait ends."""
         await self._began.wait()
         await self._clock.sleep(self._wait_until - self._clock.monotonic())
         self._check_arrived()
 
-    def _look(self, head: BlockHead | None) -> None:
-        """After a probe: mostly it shows the block that was applied last."""
+    def _on_probe(self, head: BlockHead | None) -> None:
+        """Wake the loop after a probe, unless it shows the block that was applied last."""
         if head is not None and head != self._done:
             self._wake.set()
 
     async def step(self) -> bool:
-        """Apply what there is to apply, at most a handful of blocks; False when there was nothing to do
-        (yet).
-        """
+        """Apply the next blocks, at most `IN_FLIGHT`. Returns False if there was nothing to do (yet)."""
         head = self._endpoints.head
         if head is None or head == self._done:
             return False
         self._goal = head.height
-        self._found = head.height if self._found is None else min(self._found, head.height)
+        self._first_head = head.height if self._first_head is None else min(self._first_head, head.height)
         if not self._began.is_set():
             self._wait_until = self._clock.monotonic() + PATIENCE_SECONDS
             self._began.set()
@@ -213,26 +211,26 @@ class BlockFollower:
             self._check_arrived()
             self._done = head
             return False
-        return await self._apply(range(self.height + 1, min(self.height + IN_FLIGHT, head.height) + 1))
+        return await self._fetch_and_apply(range(self.height + 1, min(self.height + IN_FLIGHT, head.height) + 1))
 
-    async def _apply(self, heights: range) -> bool:
-        """Fetch these blocks together and apply them in order, up to the first that could not be had."""
+    async def _fetch_and_apply(self, heights: range) -> bool:
+        """Fetch blocks concurrently and apply them in order, up to the first that is not available."""
         blocks, problem = await self._source.fetch_leading(heights, thorough=self._tries >= TRIES // 2)
         for block in blocks:
-            await self._take(block)
+            await self._apply_block(block)
         if len(blocks) == len(heights):
             return True
         return await self._missing(heights[len(blocks)], problem) or bool(blocks)
 
-    async def _take(self, results: BlockResults) -> None:
+    async def _apply_block(self, results: BlockResults) -> None:
         confirmed = await self._store.apply_block(results.height, results.reveals, now=self._clock.now())
-        self._tell_spent(confirmed)
+        self._report_spent(confirmed)
         self._advance(results.height, results.time)
         if self.caught_up:
-            self._tell_spent(await self._sent.look(results.height))
+            self._report_spent(await self._sent.look(results.height))
 
     def _advance(self, height: int, time: float | None = None) -> None:
-        """The block at `height` was applied, or is recorded as unread."""
+        """Record that the block at `height` was applied or recorded as unread."""
         self.height = height
         self._tries = 0
         self._note_time(time)
@@ -240,19 +238,19 @@ class BlockFollower:
         self.history.wake()
         self._on_block(height)
 
-    def _tell_spent(self, confirmed: Collection[int]) -> None:
+    def _report_spent(self, confirmed: Collection[int]) -> None:
         if confirmed:
             self._on_spent(list(confirmed))
 
     def _note_time(self, time: float | None = None) -> None:
-        """The newest block's time: its own where the source tells it, else what the heads told."""
-        seen = time if time is not None or self.height is None else self._endpoints.time_at(self.height)
-        if seen is not None:
-            self.chain_time = max(seen, self.chain_time or seen)
+        """Update the chain's time from the block, or from the nodes' heads if the source does not report it."""
+        newest = time if time is not None or self.height is None else self._endpoints.time_at(self.height)
+        if newest is not None:
+            self.chain_time = max(newest, self.chain_time or newest)
             self._rounds.processed(self.chain_time, complete_from=self.history.complete_from)
 
     def _on_history(self) -> None:
-        """The set of unread blocks has changed: rounds may be closed now, and shares proven."""
+        """Handle a change of the unread blocks: rounds may be closed now, and shares proven."""
         if self.height is not None:
             self._note_time()
             self._check_arrived()
@@ -263,8 +261,10 @@ class BlockFollower:
             self._on_block(self.height)
 
     async def _missing(self, height: int, problem: ChainError | None) -> bool:
-        """A block that exists could not be had. It is left to the history reader if no node has it or after some
-        attempts, so that later blocks are followed; True if it was.
+        """Handle an existing block that is not available.
+
+        If no node has it, or after `TRIES` attempts, it is left to the history reader, so that later blocks are
+        followed. Returns whether it was.
         """
         if self._endpoints.usable:
             self._tries += 1
@@ -276,7 +276,7 @@ class BlockFollower:
         return False
 
     async def _begin(self, head: int) -> bool:
-        """In a new database, start near the head; the blocks since the oldest open round's creation are unread."""
+        """Start near the head on a new database; the blocks since the oldest open round was created are unread."""
         if not self._rounds.synced:
             return False
         statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)
@@ -286,10 +286,10 @@ class BlockFollower:
         return True
 
     async def _check_cursor(self, head: BlockHead) -> bool:
-        """The cursor is far above every node's head. Move it back once this was so for some blocks; True if it was.
+        """Handle a cursor far above every node's head: move it back after `CURSOR_TRIES` such heads.
 
-        The blocks of all open rounds are read again then: which of them were passed over is not known. That is
-        harmless, as a block may be applied twice.
+        The blocks of all open rounds are then read again, because it is unknown which of them were skipped. Applying a
+        block twice is harmless. Returns whether the cursor was moved.
         """
         assert self.height is not None
         self._done = head
@@ -303,7 +303,7 @@ class BlockFollower:
         created = [known.created_at_height for known in self._rounds.open()]
         target = max(0, head.height - OVERLAP)
         await self._store.move_back(target, first=min(created, default=target + 1))
-        self._log.warning("cursor_moved_back", height=target, reason=f"it was {self.height}")
+        self._log.warning("cursor_moved_back", height=target, reason=f"was {self.height}")
         self.height = target
         self._heads_below, self._done = 0, None
         await self.history.load()
@@ -312,5 +312,5 @@ class BlockFollower:
     async def _skip_to(self, height: int, *, first: int = 0) -> None:
         await self._store.skip_to(height, first=first)
         await self.history.load()
-        self._log.info("following blocks", height=height, unread=self.history.blocks_left)
+        self._log.info("cursor_moved_forward", height=height, unread=self.history.blocks_left)
         self._advance(height)

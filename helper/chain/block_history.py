@@ -1,8 +1,8 @@
-"""Reads blocks that the block follower passed over, newest first, while the head is followed and shares are revealed.
+"""Reads blocks that the block follower skipped, newest first, in the background.
 
-Which blocks are unread is kept in the database, so a restart resumes. A consensus RPC is asked for whole windows of
-blocks at once; without one, or where it keeps no index, blocks are fetched a few at a time. Blocks that no node has any
-more are left out, with an error in the log.
+The unread blocks are recorded in the database, so a restart resumes. A consensus RPC with a transaction index is
+searched for whole windows of blocks; without one, blocks are fetched in small batches. Blocks that no node has any more
+are skipped, and an error is logged.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from helper.errors import ChainError, HelperError
 from helper.store.block_ranges import BlockRange, count_heights
 
 IN_FLIGHT: Final = 8
-"""Blocks fetched at the same time."""
+"""Number of blocks fetched concurrently."""
 TRIES: Final = 8
 """Failed attempts at an existing block before it is reported."""
 OVERLAP: Final = 10
-"""Blocks below the head that are never searched for: a node's transaction index may lag behind its blocks."""
+"""Blocks below the head that are never searched, because a node's transaction index may lag behind its blocks."""
 SEARCH_WINDOW: Final = 2000
-"""Blocks per search. A node compares every reveal of a round with the window, so small windows cost it more."""
+"""Blocks per search. A node compares every reveal of a round with the window, so small windows cost more."""
 SEARCH_LEAST: Final = 64
-"""Fewer blocks than this are fetched one by one: that is as quick, and needs no index."""
+"""Fewer blocks than this are fetched individually, which is as fast and needs no index."""
 UNINDEXED_SECONDS: Final = 60.0
-"""How long an RPC that could not search is not asked to."""
+"""Backoff of searches on an RPC whose search failed."""
 LONGEST_REST: Final = 1.0
 """Longest pause between two batches, in seconds."""
 _LONGEST_PAUSE: Final = 10.0
@@ -45,14 +45,14 @@ log = structlog.get_logger("helper.chain")
 
 
 class HistoryStore(MissedBlocksStore, Protocol):
-    """The part of the store that is needed here."""
+    """The part of the store that the history reader uses."""
 
     async def unread_blocks(self) -> list[BlockRange]:
         """The ranges of blocks that are not read yet, ascending."""
         ...
 
     async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> Collection[int]:
-        """Apply the nullifiers of unread blocks and record these blocks as read; our rows that were confirmed."""
+        """Apply the nullifiers of unread blocks and record these blocks as read. Returns the ids of confirmed rows."""
         ...
 
 
@@ -60,15 +60,19 @@ class HistoryReader:
     """Reads unread blocks in the background.
 
     Args:
+        store: stores the nullifiers and the unread blocks.
+        endpoints: the node pool.
+        rounds: the round registry; searches cover its open rounds.
+        clock: source of time.
         quorum: decides whether one node's copy of a block is enough.
-        sent: asks about sent reveals by name where blocks are gone.
-        mine: whether this host reads; where several share a database, one does.
+        sent: checks sent reveals by nullifier if blocks are missing on all nodes.
+        mine: whether this host reads; of several hosts on one database, one does.
         hurry: whether dispatch waits for the history; if not, the reader pauses as long as it works.
-        on_spent: called with our rows that were confirmed, never with an empty list.
+        on_spent: called with the ids of confirmed rows, never with an empty list.
         on_change: called when the set of unread blocks has changed.
 
     Attributes:
-        stalled: an unread height that no endpoint returns although it exists, None while all is well.
+        stalled: an unread height that no node returns although it exists, None if there is none.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class HistoryReader:
         self._on_change = on_change
         self._ranges: list[BlockRange] = []
         self._tries = 0
-        self._unindexed: dict[str, float] = {}  # until when an RPC is not searched, monotonic, by endpoint
+        self._unindexed: dict[str, float] = {}  # monotonic end of the search backoff, by node
         self._wake = asyncio.Event()
         self.stalled: int | None = None
         endpoints.on_probe(self._on_probe)
@@ -110,15 +114,15 @@ class HistoryReader:
 
     @property
     def complete_from(self) -> int:
-        """The lowest height from which on every block up to the follower's is read."""
+        """The lowest height from which every block up to the follower's is read."""
         return self._ranges[-1][1] + 1 if self._ranges else 0
 
     def wake(self) -> None:
-        """There may be unread blocks: the follower has moved, or another host has passed some over."""
+        """Wake the reader: the follower has moved, or another host has skipped blocks."""
         self._wake.set()
 
     async def load(self) -> None:
-        """Read from the database which blocks are unread; another host may have read some."""
+        """Load the unread blocks from the database; another host may have read some."""
         ranges = await self._store.unread_blocks()
         if ranges != self._ranges:
             self._ranges = ranges
@@ -132,7 +136,7 @@ class HistoryReader:
             began = self._clock.monotonic()
             try:
                 progressed = await self.step()
-            except Exception as error:  # any error: the next attempt may succeed, and nothing else reads these blocks
+            except Exception as error:  # The next attempt may succeed, and nothing else reads these blocks.
                 reason = str(error) if isinstance(error, HelperError) else repr(error)
                 log.warning("history_not_read", reason=reason, count=self.blocks_left)
                 await self._clock.sleep(pause)
@@ -142,7 +146,7 @@ class HistoryReader:
             if not progressed:
                 await self._wake.wait()
             elif not self._hurry():
-                # Nothing waits for these blocks: leave half of the time to requests, proofs and the node's other work.
+                # Nothing waits for these blocks, so leave half of the time to requests, proofs and other node work.
                 await self._clock.sleep(min(LONGEST_REST, self._clock.monotonic() - began))
 
     def _on_probe(self, head: BlockHead | None) -> None:
@@ -166,7 +170,7 @@ class HistoryReader:
         blocks, problem = await self._source.fetch_leading(heights, thorough=self._tries >= TRIES // 2)
         if not blocks:
             return await self._on_missing(last, problem)
-        spent = [one for block in reversed(blocks) for one in block.reveals]
+        spent = [reveal for block in reversed(blocks) for reveal in block.reveals]
         await self._apply(blocks[-1].height, last, spent)
         return True
 
@@ -189,22 +193,22 @@ class HistoryReader:
             if endpoint.rpc is None or resting or endpoint.height < last + OVERLAP:
                 continue
             try:
-                found = [
+                reveals = [
                     (height, (known.round_id, nullifier))
                     for known in self._rounds.open()
                     for height, nullifier in await endpoint.rpc.tx_search_reveals(known.round_id, first, last)
                 ]
-            except ChainError as error:  # it may keep no index; its blocks are as good as before
+            except ChainError as error:  # It may have no index; its blocks are still valid.
                 self._unindexed[endpoint.name] = self._clock.monotonic() + UNINDEXED_SECONDS
-                log.info("history_search_refused", endpoint=endpoint.name, reason=str(error))
+                log.info("history_search_failed", endpoint=endpoint.name, reason=str(error))
                 continue
             if self._quorum.needs_two:
-                return await self._read_blocks(sorted({height for height, _ in found}))
-            return [spent for _, spent in found]
+                return await self._read_blocks(sorted({height for height, _ in reveals}))
+            return [spent for _, spent in reveals]
         return None
 
     async def _read_blocks(self, heights: Sequence[int]) -> list[Spent] | None:
-        """The reveals of the blocks that a search found, as two nodes show them; None while one is not known."""
+        """The reveals of the blocks found by a search, as two nodes show them; None while one is not known."""
         spent: list[Spent] = []
         for start in range(0, len(heights), IN_FLIGHT):
             batch = heights[start : start + IN_FLIGHT]
@@ -213,41 +217,41 @@ class HistoryReader:
                 raise problem
             if len(blocks) < len(batch):
                 return None
-            spent += [one for block in blocks for one in block.reveals]
+            spent += [reveal for block in blocks for reveal in block.reveals]
         return spent
 
     async def _on_missing(self, height: int, problem: ChainError | None) -> bool:
-        """The newest unread block could not be had; True if it was left out because no node has it any more."""
+        """Handle an unavailable block; returns whether it was skipped because no node has it any more."""
         if self._endpoints.usable and not isinstance(problem, SecondCopyMissingError):
             self._tries += 1
             if self._tries >= TRIES and self.stalled != height:
                 self.stalled = height
-                log.error("no endpoint has this block", height=height, reason=str(problem or "not there yet"))
+                log.error("block_missing", height=height, reason=str(problem or "no node has this block yet"))
             if isinstance(problem, HeightGoneError) and (self._tries >= TRIES or self._is_certain(problem)):
-                await self._leave_out(height)
+                await self._skip_missing(height)
                 return True
         if problem is not None:
             raise problem
         return False
 
     def _is_certain(self, problem: HeightGoneError) -> bool:
-        """Whether every configured node was asked, none has the height, and one says which it has."""
+        """Whether every configured node was asked, none has the height, and one reports its lowest height."""
         every_rest = len(self._endpoints.fresh) == len(self._endpoints.all)
         rpcs = sum(endpoint.rpc is not None for endpoint in self._endpoints.all)
         return problem.lowest is not None and every_rest and len(self._endpoints.fresh_rpc) == rpcs
 
-    async def _leave_out(self, height: int) -> None:
-        """Give up the unread blocks up to `height`: nodes drop their oldest blocks first."""
-        left_out = [(first, min(last, height)) for first, last in self._ranges if first <= height]
+    async def _skip_missing(self, height: int) -> None:
+        """Skip all unread blocks up to `height`, as nodes prune their oldest blocks first."""
+        skipped = [(first, min(last, height)) for first, last in self._ranges if first <= height]
         log.error(
-            "blocks were left out: no node has them any more, and none can search them",
-            height=left_out[0][0],
-            count=count_heights(left_out),
-            reason="reveals of other helpers in them are not known here; the nodes are asked about our own reveals"
-            " that were sent before, and nothing that is sent later is missed",
-            advice="Configure a node that keeps more blocks than the longest downtime, or one with its RPC.",
+            "blocks_missed",
+            height=skipped[0][0],
+            count=count_heights(skipped),
+            reason="no node has these blocks any more; reveals of other helpers in them stay unknown, reveals sent by"
+            " this helper are checked by nullifier",
+            advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
         confirmed = await self._sent.bridge(height)
         if confirmed:
             self._on_spent(confirmed)
-        await self._apply(left_out[0][0], height, ())
+        await self._apply(skipped[0][0], height, ())

@@ -1,5 +1,6 @@
-"""Where a block's counted reveals come from: the consensus RPC in one question, or the REST block and its
-transactions.
+"""Fetches the counted reveals of a block.
+
+With a consensus RPC this takes one request; with REST, one for the block and one for each reveal in it.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from helper.chain.rpc_client import BlockResults, Spent
 from helper.chain.verdicts import Verdict, verdict_of
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 
-_TX_AT_ONCE = 8
+_CONCURRENT_TXS = 8
 
 
 class BlockSource:
-    """Blocks from whichever endpoint has them; where two are configured, two must show the same reveals.
+    """Fetches blocks from any node; if two are configured, two must show the same reveals.
 
-    Every block with reveals is compared, not only those with ours: the requests then show nothing about our shares.
+    Every block with reveals is compared, not only those with shares of this helper, so that requests reveal nothing
+    about these shares.
 
     Args:
+        endpoints: the node pool.
         quorum: decides whether one copy of a block is enough.
-        rests: whether an endpoint that fails is set aside for a while, as for every other call. Old blocks are read
-            without that: a node that cannot return one of them is as good as before for shares that are due.
+        rests: whether errors put a node into backoff. Old blocks are read without backoff, because a node that cannot
+            return them is still valid for due shares.
     """
 
     def __init__(self, endpoints: NodePool, quorum: CopyQuorum, *, rests: bool = True) -> None:
@@ -38,15 +41,19 @@ class BlockSource:
         self._rests = rests
 
     async def fetch(self, height: int, *, thorough: bool = False) -> BlockResults | None:
-        """What a block did. None while it, or the fate of one of its reveals, is not known to any node yet.
+        """The events of a block, None while no node knows the block or the result of one of its reveals.
 
-        An RPC that says "not yet" is believed, unless `thorough`: then REST is asked too (some nodes keep no
-        results of executed blocks).
+        Args:
+            height: the height of the block.
+            thorough: use REST even if an RPC reports "not yet", because some nodes do not store results of executed
+                blocks.
 
-        Raises `HeightGoneError` when everyone who may be asked says that the height is gone (with the lowest
-        height that any of them has), `ChainUnavailable` when nobody could be asked, `ChainAnswerError` when everyone
-        who was asked refused, `SecondCopyMissingError` while a second node has to show the reveals, and
-        `BlockDisputedError` when nodes show different ones.
+        Raises:
+            HeightGoneError: every usable node has pruned the height; has the lowest height of any of them.
+            ChainUnavailable: no node answered.
+            ChainAnswerError: every node that answered returned an error.
+            SecondCopyMissingError: a second node has yet to show the reveals.
+            BlockDisputedError: nodes show different reveals.
         """
         refused: ChainError | None = None
         gone: list[HeightGoneError] = []
@@ -78,14 +85,16 @@ class BlockSource:
                 return agreed
         if copies:
             return self._judge(copies, height)
-        return None if to_come else _nothing(height, gone, refused, asked=asked)
+        return None if to_come else _raise_reason(height, gone, refused, asked=asked)
 
     async def fetch_leading(
         self, heights: Sequence[int], *, thorough: bool = False
     ) -> tuple[list[BlockResults], ChainError | None]:
-        """Fetch blocks at the same time; those before the first that could not be had, and why it could not.
+        """Fetch blocks concurrently.
 
-        The reason is None where every block is there, and where a block or the fate of a reveal in it is not known yet.
+        Returns:
+            The blocks before the first one that is not available, and the reason. The reason is None if all blocks are
+            available, or if the block or the result of one of its reveals is not known yet.
         """
 
         async def attempt(height: int) -> BlockResults | ChainError | None:
@@ -102,18 +111,18 @@ class BlockSource:
         return leading, None
 
     def _agreed(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults | None:
-        """The copy that two nodes show, None without one. Nodes that show another one are set aside."""
+        """The copy that two nodes show, None if there is none. Nodes that show another one go into backoff."""
         node, newest = copies[-1]
         if not any(other is not node and set(copy.reveals) == set(newest.reveals) for other, copy in copies[:-1]):
             return None
         self._quorum.note_agreement(height)
-        right = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
-        for other in {other for other, _ in copies} - right:
+        agreeing = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
+        for other in {other for other, _ in copies} - agreeing:
             self._endpoints.failed(other, ChainAnswerError(f"block {height}: two other nodes show different reveals"))
         return newest
 
     def _judge(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults:
-        """The only copy of a block, once it is enough."""
+        """Return the only copy of a block if one is enough; raise if it is not, or if copies differ."""
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:
             self._quorum.note_dispute(height, ", ".join(names))
@@ -133,30 +142,30 @@ class BlockSource:
         return await endpoint.rpc.block_results(height)
 
     async def _by_rest(self, endpoint: Node, height: int) -> BlockResults | None:
-        """Every reveal of the block is asked about, never only ours: the question tells nothing that the
-        block does not.
+        """Fetch a block and the result of every reveal in it.
+
+        Results are never requested for shares of this helper only, so the requests reveal nothing beyond the block.
         """
         block = await endpoint.client.block(height)
         if block is None:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-        fates = await gather_limited(reveals, lambda tx: self._counted(endpoint, tx, height), _TX_AT_ONCE)
+        results = await gather_limited(reveals, lambda tx: self._counted(endpoint, tx, height), _CONCURRENT_TXS)
         spent: list[Spent] = []
-        for fate in fates:
-            if fate is None:
+        for result in results:
+            if result is None:
                 return None
-            spent += fate
+            spent += result
         return BlockResults(height, spent, [], [], block.head.time)
 
     async def _counted(self, endpoint: Node, tx: bytes, height: int) -> list[Spent] | None:
-        """The nullifier of an included reveal if it counted, nothing if it failed, None while the node does
-        not say.
+        """The nullifier of an included reveal if it was counted, nothing if it failed, None if not known yet.
 
-        The same bytes may be in several blocks, as they are sent again while they do not count. A node's index has one
-        of these places, the last (CometBFT's `IndexerService` writes over what is there), and may lag behind the
-        blocks. So a failure further down says nothing of this block yet; and one further up because the nullifier is
-        spent says that it counted by then. One further up for another reason hides what came of it here, which is then
-        taken for a failure too: the round was over by then.
+        Several blocks may contain the same bytes, because they are sent again until they are counted. A node's index
+        stores only the last occurrence (CometBFT's `IndexerService` overwrites entries) and may lag behind the blocks.
+        Therefore a failure at a lower height means nothing for this block. A failure at a greater height because the
+        nullifier is spent means that it was counted by then. A failure at a greater height for another reason hides the
+        result in this block, which then counts as a failure too: the round was over by then.
         """
         result = await endpoint.client.tx(sha256(tx).digest())
         if result is None or (result.code and result.height < height):
@@ -167,11 +176,11 @@ class BlockSource:
         return [(message.round_id, message.nullifier)]
 
 
-def _nothing(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, asked: bool) -> NoReturn:
+def _raise_reason(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, asked: bool) -> NoReturn:
     """Raise the reason why no node has shown a block, as `BlockSource.fetch` documents."""
     if gone and refused is None:
-        told = [error.lowest for error in gone if error.lowest is not None]
-        raise HeightGoneError(f"block {height}: {gone[-1]}", min(told, default=None))
+        lowest = [error.lowest for error in gone if error.lowest is not None]
+        raise HeightGoneError(f"block {height}: {gone[-1]}", min(lowest, default=None))
     if gone or asked:
         raise ChainAnswerError(f"block {height}: {refused}")
-    raise ChainUnavailable(f"block {height}: {refused or 'no endpoint is fresh'}")
+    raise ChainUnavailable(f"block {height}: {refused or 'no chain node is in sync'}")

@@ -1,8 +1,8 @@
-"""How many nodes must show a block's reveals before shares are confirmed, and so erased, by them.
+"""Number of nodes that must show a block's reveals before they confirm, and thereby erase, shares.
 
 A share that is erased by mistake is lost, while one that is confirmed late is sent again without harm. So where two or
 more nodes are configured, two must show the same reveals in a block. While no second node can show the block, it is
-waited for, for a bounded time: an outage of all nodes but one must not keep shares from being erased for good.
+waited for, for a bounded time: an outage of all nodes but one must not block erasure indefinitely.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from helper.chain.node_pool import NodePool
 from helper.errors import ChainAnswerError, ChainUnavailable
 
 ALONE_SECONDS: Final = 10.0
-"""How long all other nodes must be unreachable, stale or of another chain before one node's word counts."""
+"""How long all other nodes must be unreachable, stale or of another chain before one node is sufficient."""
 UNABLE_SECONDS: Final = 40.0
-"""How long a block waits for a reachable second node that does not show it. Longer than a node rests after errors."""
-_WAITS_KEPT: Final = 10_000
+"""How long a block waits for a reachable second node that does not show it; longer than the backoff of a node."""
+_MAX_WAITS: Final = 10_000
 
 log = structlog.get_logger("helper.chain")
 
@@ -43,7 +43,7 @@ class CopyQuorum:
         self._endpoints = endpoints
         self._clock = endpoints.clock
         self._alone_since: float | None = None  # monotonic
-        self._waits: dict[int, float] = {}  # since when a second copy is missing, monotonic, by height
+        self._waits: dict[int, float] = {}  # monotonic time since which a second copy is missing, by height
         self._is_reported = False
         self.disputed: int | None = None
         endpoints.on_probe(self._on_probe)
@@ -55,7 +55,7 @@ class CopyQuorum:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no second node was in sync for so long that one node's word counts."""
+        """Whether no second node was in sync for so long that one node is sufficient."""
         since = self._alone_since
         return not self.needs_two or (since is not None and self._clock.monotonic() - since >= ALONE_SECONDS)
 
@@ -65,7 +65,7 @@ class CopyQuorum:
             return True
         now = self._clock.monotonic()
         if not self.is_alone and now - self._waits.setdefault(height, now) < UNABLE_SECONDS:
-            if len(self._waits) > _WAITS_KEPT:
+            if len(self._waits) > _MAX_WAITS:
                 del self._waits[next(iter(self._waits))]
             return False
         self._waits.pop(height, None)
@@ -75,7 +75,7 @@ class CopyQuorum:
         return True
 
     def note_agreement(self, height: int) -> None:
-        """Two nodes show the same reveals in a block."""
+        """Record that two nodes show the same reveals in a block."""
         self._waits.pop(height, None)
         self._is_reported = False
         if self.disputed == height:
@@ -83,7 +83,7 @@ class CopyQuorum:
             self.disputed = None
 
     def note_dispute(self, height: int, names: str) -> None:
-        """Nodes show different reveals in a block; logged once a height."""
+        """Record that nodes show different reveals in a block; logged once per height."""
         if self.disputed != height:
             log.error(
                 "block_disputed",

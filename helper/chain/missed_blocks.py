@@ -1,8 +1,7 @@
-"""Reveals of ours that may have been counted in blocks that no node has any more.
+"""Checks sent reveals by nullifier after blocks were missed.
 
-Only blocks confirm a share, as long as there are blocks. Where some are gone for good, a node is asked by name
-about reveals that were sent: they are public since then, so the question tells nothing. Nothing that still
-waits is ever asked about.
+Normally only blocks confirm a share. If no node has some blocks any more, nodes are asked about the nullifiers of sent
+reveals. These are public, so the requests reveal nothing; nullifiers of waiting shares are never sent.
 """
 
 from __future__ import annotations
@@ -20,71 +19,76 @@ from helper.errors import ChainError, ChainUnavailable
 from helper.store.rows import SentReveal
 
 EVERY = 10
-"""Blocks between two looks at reveals that the chain calls spent though no block showed them."""
+"""Interval, in blocks, of checks of reveals that the chain reports as spent although no block showed them."""
 
 _PAGE = 500
-_AT_ONCE = 8
+_CONCURRENCY = 8
 _GAP = "chain.gap"
 
 
 class MissedBlocksStore(Protocol):
-    """The part of the store that is needed here."""
+    """The part of the store that the check uses."""
 
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """The shares in BROADCAST with an id above `after_id`, by id."""
         ...
 
     async def add_spent(self, spent: Sequence[Spent]) -> Collection[int]:
-        """Keep nullifiers as spent; returns our rows that they confirmed."""
+        """Store nullifiers as spent. Returns the ids of confirmed rows."""
         ...
 
     async def get_meta(self, key: str) -> str | None:
-        """A remembered text."""
+        """A stored text."""
         ...
 
     async def set_meta(self, key: str, value: str) -> None:
-        """Remember a text."""
+        """Store a text."""
         ...
 
 
 class MissedBlocksCheck:
-    """Finds out which sent reveals were counted, once blocks are missing."""
+    """Finds counted reveals after blocks were missed."""
 
     def __init__(self, store: MissedBlocksStore, endpoints: NodePool, quorum: CopyQuorum) -> None:
         self._store = store
         self._quorum = quorum
         self._endpoints = endpoints
-        self._known: bool | None = None
+        self._missed: bool | None = None
 
     async def bridge(self, height: int) -> list[int]:
-        """The blocks up to `height` will not be seen: remember that for good, and ask about all that was sent.
+        """Record permanently that blocks up to `height` were missed, and check all sent reveals.
 
-        Returns the rows that were confirmed. Raises `ChainUnavailable` when nobody could be asked: to be
-        done again before anything is sent again, as a new proof would make another transaction.
+        Returns:
+            The ids of confirmed rows.
+
+        Raises:
+            ChainUnavailable: no node answered. Repeat the call before anything is sent again, because a new proof
+                makes another transaction.
         """
         await self._store.set_meta(_GAP, str(height))
-        self._known = True
+        self._missed = True
         return await self._confirm(lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, needed=True)
 
     async def look(self, height: int) -> list[int]:
-        """After the block at `height`: ask about reveals that the chain calls spent, every now and then.
+        """Every `EVERY` blocks, check reveals that the chain reports as spent, if blocks were ever missed.
 
-        Returns the rows that were confirmed; nothing when no block was ever missed.
+        Returns:
+            The ids of confirmed rows.
         """
         if height % EVERY:
             return []
-        if self._known is None:
-            self._known = await self._store.get_meta(_GAP) is not None
-        if not self._known:
+        if self._missed is None:
+            self._missed = await self._store.get_meta(_GAP) is not None
+        if not self._missed:
             return []
         return await self._confirm(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, needed=False)
 
-    async def _confirm(self, wanted: Callable[[SentReveal], bool], *, needed: bool) -> list[int]:
+    async def _confirm(self, selected: Callable[[SentReveal], bool], *, needed: bool) -> list[int]:
         confirmed: list[int] = []
         after = 0
         while page := await self._store.unconfirmed(limit=_PAGE, after_id=after):
             after = page[-1].share_id
-            counted = await self._counted([r for r in page if r.sends and wanted(r)], needed=needed)
+            counted = await self._counted([r for r in page if r.sends and selected(r)], needed=needed)
             if counted:
                 confirmed += await self._store.add_spent(counted)
         return confirmed
@@ -92,7 +96,7 @@ class MissedBlocksCheck:
     async def _counted(self, reveals: Sequence[SentReveal], *, needed: bool) -> list[Spent]:
         counted: list[Spent] = []
         problems: list[ChainError] = []
-        slots = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENCY)
 
         async def ask(reveal: SentReveal) -> None:
             async with slots:
@@ -110,9 +114,9 @@ class MissedBlocksCheck:
         return counted
 
     async def _is_counted(self, reveal: SentReveal) -> bool:
-        """By the chain's state where a consensus RPC can be asked, else by the fate of our own transaction.
+        """Whether a reveal was counted, by the chain's state (RPC), else by the result of its transaction (REST).
 
-        Where two nodes are configured, two must say so, as for a block.
+        If two nodes are configured, two must confirm it, as for a block.
         """
         needed = 1 if self._quorum.is_alone else 2
         answered: set[Node] = set()
@@ -141,5 +145,5 @@ class MissedBlocksCheck:
             if len(counted) >= needed:
                 return True
         if len(answered) < needed:
-            raise ChainUnavailable("too few nodes could be asked about a reveal that was sent")
+            raise ChainUnavailable("too few nodes answered about a sent reveal")
         return False

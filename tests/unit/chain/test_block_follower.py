@@ -292,9 +292,9 @@ async def test_history_of_pruned_node_is_searched_in_windows() -> None:
 
 
 def skipped(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """First height and number of the blocks that were said to be left out."""
-    found = [log for log in logs if log["log_level"] == "error" and "left out" in log["event"]]
-    return [(log["height"], log["count"]) for log in found]
+    """First height and number of the missed blocks in each log entry."""
+    missed = [log for log in logs if log["log_level"] == "error" and log["event"] == "blocks_missed"]
+    return [(log["height"], log["count"]) for log in missed]
 
 
 @pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
@@ -575,7 +575,7 @@ async def test_nothing_is_left_out_before_the_sent_ones_were_asked_about() -> No
     setting.store.sent = [sent(1)]
     setting.node.faults["/tx/"] = lambda _: answer(502, {"error": "no consensus"})
     await setting.know_rounds()
-    with pytest.raises(ChainError, match="too few nodes could be asked"):
+    with pytest.raises(ChainError, match="too few nodes answered"):
         await setting.follow()
     assert setting.store.unread == [(101, 994)]
     setting.node.faults.clear()
@@ -633,7 +633,10 @@ async def test_running_survives_errors() -> None:
                 setting.clock.advance(10)
                 await setting.endpoints.check()
             group.cancel_scope.cancel()
-    assert [log["reason"] for log in logs if "not followed" in log["event"]] == ["no space", "RuntimeError('odd')"]
+    assert [log["reason"] for log in logs if log["event"] == "block_follow_failed"] == [
+        "no space",
+        "RuntimeError('odd')",
+    ]
 
 
 async def test_arrival_is_the_first_time_that_the_head_was_reached() -> None:
