@@ -1,6 +1,6 @@
-"""Everything that talks to the vote chain: clients, health and failover, and the follower of its blocks.
+"""Access to the vote chain: node clients, health checks and failover, and the block follower.
 
-Only this package opens connections to the chain. What it asks is the same whatever wallets do: whole round
-lists, whole trees, whole blocks, at the chain's own pace. Nothing here is ever caused by the arrival of a
-share.
+Only this package connects to the chain. Its requests do not depend on wallets: it reads whole lists of rounds, whole
+trees and whole blocks, once per block. The arrival of a share never causes a request, because that would reveal the
+arrival to a node.
 """

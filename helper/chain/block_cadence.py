@@ -34,7 +34,7 @@ behind one address, each up to `helper.chain.node.MAX_HEIGHT_DROP` blocks behind
 SETTLED: Final = 0.1
 """Seconds after which a node is assumed to have executed the newest block that it shows."""
 ARRIVALS_KEPT: Final = 10_000
-"""Limit of remembered first arrivals; beyond it the oldest are dropped, and their retries start again."""
+"""Maximum number of remembered first arrivals; beyond it the oldest are dropped, and their retries start over."""
 ARRIVAL_SECONDS: Final = 300.0
 """Seconds for which a first arrival is remembered: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
 
@@ -134,12 +134,12 @@ class FirstArrivals:
 
     def note(self, key: ArrivalKey, arrival: ShareArrival, monotonic: float) -> ShareArrival:
         """Return the first arrival of the key that is remembered; without one, remember this arrival."""
-        self._drop_old(monotonic)
+        self._drop_expired(monotonic)
         if key not in self._arrivals and len(self._arrivals) >= ARRIVALS_KEPT:
             self._arrivals.popitem(last=False)
         return self._arrivals.setdefault(key, (arrival, monotonic))[0]
 
-    def _drop_old(self, monotonic: float) -> None:
+    def _drop_expired(self, monotonic: float) -> None:
         while self._arrivals:
             _, since = next(iter(self._arrivals.values()))
             if monotonic - since < ARRIVAL_SECONDS:

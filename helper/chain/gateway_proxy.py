@@ -1,7 +1,7 @@
-"""Wallets' own requests for the chain, passed on to its nodes: each to the first node that is fresh.
+"""Forwards wallets' own requests to the chain to the first fresh node.
 
-The passage asks nothing by itself, and its failures change nothing of what the helper thinks of a node: neither the
-nodes nor wallets can slow reveals down by it. Its connections are its own.
+The proxy sends no requests of its own and uses separate connections. Its errors do not affect the health of a node, so
+neither nodes nor wallets can delay reveals through it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from helper.chain.node_http import LARGE, TIMEOUT, NodeHttp, Streamed, Unanswere
 from helper.chain.node_pool import NodePool
 from helper.errors import ChainError, ChainUnavailable
 
-_AWAY: Final = frozenset({429, 502, 503, 504})
-"""What a node answers that can not answer: another may."""
+_RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""Statuses after which a GET is sent to another node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """A request for a node.
+    """A request to forward.
 
     Attributes:
         method: GET or POST.
         target: path and query, encoded.
-        body: the JSON of a POST.
+        body: JSON body of a POST.
     """
 
     method: str
@@ -38,17 +38,17 @@ class ProxyRequest:
 
 
 class PossiblySent(ChainError):
-    """A POST may have arrived and its answer was lost: whoever sent it must look before sending it again."""
+    """A POST may have arrived, but its answer was lost: check its effect before sending it again."""
 
 
 class GatewayProxy:
-    """The way to the nodes.
+    """Forwards requests to the nodes of a pool.
 
     Args:
-        endpoints: says which nodes are fresh.
-        timeout: seconds until the head of an answer, and between two pieces of it.
-        connections: to each node at once.
-        limit: bytes of the longest answer.
+        endpoints: the node pool.
+        timeout: maximum seconds until the response head, and between two pieces of the body.
+        connections: maximum number of connections to each node.
+        limit: maximum length of an answer in bytes.
         transport: replaces the network in tests.
     """
 
@@ -74,45 +74,45 @@ class GatewayProxy:
             await node.aclose()
 
     @asynccontextmanager
-    async def ask(self, question: ProxyRequest) -> AsyncIterator[Streamed]:
-        """A node's answer, as it comes.
+    async def ask(self, request: ProxyRequest) -> AsyncIterator[Streamed]:
+        """Forward a request and stream the answer.
 
-        A GET goes on to the next node until one answers; the last one's answer is given whatever it is. A POST goes on
-        only while nothing was sent.
+        A GET is sent to the next node until one answers; the answer of the last node is returned whatever its status. A
+        POST is sent to another node only if nothing was sent yet.
 
         Raises:
             ChainUnavailable: no node is fresh, or none answered; nothing of a POST was sent.
-            MaybeSent: a POST may have been sent.
-            ChainAnswerError: what came is no answer (to a GET).
+            PossiblySent: a POST may have been sent.
+            ChainAnswerError: the answer to a GET is invalid.
         """
         async with AsyncExitStack() as stack:
-            yield await self._answer(question, stack)
+            yield await self._answer(request, stack)
 
-    async def _answer(self, question: ProxyRequest, stack: AsyncExitStack) -> Streamed:
-        """The first answer that will do; `stack` holds what is to be closed after it."""
-        error: ChainError = ChainUnavailable("no node is in step with the chain")
+    async def _answer(self, request: ProxyRequest, stack: AsyncExitStack) -> Streamed:
+        """Return the first usable answer; `stack` closes it."""
+        error: ChainError = ChainUnavailable("no chain node is in sync")
         order = self._order()
         for endpoint in order:
             await stack.aclose()
             node = self._nodes[endpoint]
-            stream = node.stream(question.method, question.target, question.body, limit=self._limit)
+            stream = node.stream(request.method, request.target, request.body, limit=self._limit)
             try:
                 answer = await stack.enter_async_context(stream)
-            except ChainError as found:
-                error = found
-                if _may_have_arrived(question, found):
-                    raise PossiblySent(str(found)) from None
+            except ChainError as caught:
+                error = caught
+                if _may_have_arrived(request, caught):
+                    raise PossiblySent(str(caught)) from None
                 continue
-            if question.method == "GET" and answer.status in _AWAY and endpoint is not order[-1]:
+            if request.method == "GET" and answer.status in _RETRY_STATUSES and endpoint is not order[-1]:
                 continue
             return answer
         raise error
 
     def _order(self) -> list[Node]:
-        """The fresh nodes, best first; those that keep one of these requests waiting come last."""
+        """The fresh nodes in order; those with a slow request in progress come last."""
         return sorted(self._endpoints.fresh, key=lambda endpoint: self._nodes[endpoint].slow)
 
 
-def _may_have_arrived(question: ProxyRequest, error: ChainError) -> bool:
-    """Whether another node must not be asked any more."""
-    return question.method != "GET" and not (isinstance(error, Unanswered) and not error.sent)
+def _may_have_arrived(request: ProxyRequest, error: ChainError) -> bool:
+    """Whether a POST may have been sent, so that it must not go to another node."""
+    return request.method != "GET" and not (isinstance(error, Unanswered) and not error.sent)

@@ -1,4 +1,4 @@
-"""The same work for each of many things, a few at a time."""
+"""Runs one coroutine function for many items with limited concurrency."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """Do the same with every item, some at once; what came of each, in their order.
+async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
+    """Call `work` for every item, at most `limit` calls concurrently. Returns the results in the order of the items.
 
     Raises:
-        HelperError: the first trouble, when what was begun has ended; what was not begun by then is not done.
+        HelperError: the first error, after all calls in progress have ended; no call starts after an error.
     """
-    done: dict[int, R] = {}
-    troubles: list[HelperError] = []
-    slots = asyncio.Semaphore(at_once)
+    results: dict[int, R] = {}
+    errors: list[HelperError] = []
+    slots = asyncio.Semaphore(limit)
 
-    async def one(number: int, item: T) -> None:
+    async def run(number: int, item: T) -> None:
         async with slots:
-            if troubles:
+            if errors:
                 return
             try:
-                done[number] = await work(item)
+                results[number] = await work(item)
             except HelperError as error:
-                troubles.append(error)
+                errors.append(error)
 
     async with asyncio.TaskGroup() as group:
         for number, item in enumerate(items):
-            group.create_task(one(number, item))
-    if troubles:
-        raise troubles[0]
-    return [done[number] for number in range(len(items))]
+            group.create_task(run(number, item))
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

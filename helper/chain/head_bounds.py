@@ -1,8 +1,8 @@
-"""Bounds on the height that a node may show as its newest block. Pure.
+"""Decides whether the height that a node reports is plausible. Pure.
 
-A block's height is not signed where it is read, so a single wrong answer could move everything that follows the chain
-far ahead of it. A height is believed if another node shows nearly the same, or if the chain can have made that many
-blocks since a height that was believed before.
+The reported height is not signed, so a single wrong answer could move the block follower far ahead of the chain. A
+height is accepted if another node reports nearly the same, or if the chain can have made that many blocks since an
+accepted height.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from helper.chain.models import BlockHead
 
 MIN_BLOCK_SECONDS: Final = 0.1
-"""Shortest mean time between two blocks of any chain that is followed."""
+"""Shortest mean block interval of any supported chain."""
 SLACK_BLOCKS: Final = 100
 """Blocks by which two heads may differ whatever their times are."""
 _EARLIEST_CHAIN: Final = 1_546_300_800.0
-"""Unix time (2019) before which no chain that is followed began: the bound where nothing else is known."""
+"""Unix time (2019) before which no supported chain started; the bound if nothing else is known."""
 
 
 def max_distance(first: BlockHead, second: BlockHead) -> float:
@@ -31,14 +31,13 @@ def are_near(first: BlockHead, second: BlockHead) -> bool:
 
 
 class HeadBounds:
-    """Judges heads of several nodes by each other and by the newest head that was believed.
+    """Checks heads of several nodes against each other and against the newest accepted head.
 
     Args:
         nodes: number of configured nodes.
 
     Attributes:
-        floor: the height that was reached before the start, 0 if none. A node below it does not make the others
-            implausible.
+        floor: the stored cursor at start, 0 without one. A node below it does not make others implausible.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -48,7 +47,7 @@ class HeadBounds:
         self.floor = 0
 
     def update(self, heads: Mapping[str, BlockHead]) -> None:
-        """Take in the newest heads of the nodes that are otherwise well, by node."""
+        """Update the bounds with the newest heads of nodes without other problems, by node."""
         values = [head for head in heads.values() if self._is_possible(head)]
         agreed = [a for i, a in enumerate(values) for j, b in enumerate(values) if i != j and are_near(a, b)]
         if agreed:
@@ -60,9 +59,9 @@ class HeadBounds:
             reachable = [head for head in values if self._is_reachable(head)]
             self._anchor = max([*reachable, *filter(None, [self._anchor])], key=lambda h: h.height, default=None)
         elif not self._is_agreed and values:
-            # Without agreement the lowest is believed, as nothing is lost by it; a cursor too low is moved on later.
-            seen = [*values, *filter(None, [self._anchor])]
-            self._anchor = min(self._above_floor(seen), key=lambda head: head.height)
+            # Without agreement the lowest is accepted: a cursor that is too low is moved later, so nothing is lost.
+            candidates = [*values, *filter(None, [self._anchor])]
+            self._anchor = min(self._above_floor(candidates), key=lambda head: head.height)
 
     def problem(self, name: str, head: BlockHead, heads: Mapping[str, BlockHead]) -> str | None:
         """Why a node's head cannot be right, None if it can; `heads` as in `update`."""
@@ -71,7 +70,7 @@ class HeadBounds:
             if self._is_reachable(head) or any(are_near(head, other) for other in others):
                 return None
         known = f"{self._anchor.height} is known" if self._anchor is not None else "no chain is that old"
-        return f"its height {head.height} is implausible: {known}"
+        return f"height {head.height} is implausible: {known}"
 
     def _above_floor(self, heads: Collection[BlockHead]) -> Collection[BlockHead]:
         return [head for head in heads if head.height >= self.floor - SLACK_BLOCKS] or heads
@@ -81,6 +80,6 @@ class HeadBounds:
         return head.height <= max(0.0, head.time - _EARLIEST_CHAIN) / MIN_BLOCK_SECONDS + SLACK_BLOCKS
 
     def _is_reachable(self, head: BlockHead) -> bool:
-        """Whether the chain can have got to this head since the newest head that was believed."""
+        """Whether the chain can have reached this head since the newest accepted head."""
         anchor = self._anchor
         return anchor is None or head.height <= anchor.height or are_near(head, anchor)

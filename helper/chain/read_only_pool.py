@@ -1,8 +1,8 @@
-"""The nodes as those ask them who must never be in the way of a reveal: visitors of the page, and the archive.
+"""Read-only access to the nodes for requests that must never delay a reveal.
 
-Visitors may cause questions about staking, rounds and tallies as often as they like, and an archive asks about every
-reveal of the chain. So what goes wrong with these sets no node aside for reveals and makes none look slow, and their
-connections, few of them, are their own.
+Visitors of the page cause requests about staking, rounds and tallies at any rate, and the archive reads every reveal of
+the chain. Therefore errors of these requests do not put nodes into backoff, slow ones do not make a node count as slow,
+and they use a small number of separate connections.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 T = TypeVar("T")
 
 CONNECTIONS: Final = 8
-"""To each node at once."""
+"""Maximum number of connections to each node."""
 
 
 class ReadOnlyNodePool:
-    """The fresh nodes, without a word in who is fresh.
+    """Calls the fresh nodes of a pool without affecting their health.
 
     Args:
-        endpoints: says which nodes are fresh.
-        timeout: seconds that one node may take.
+        endpoints: the node pool.
+        timeout: timeout of a call to one node, in seconds.
         transport: replaces the network in tests.
     """
 
@@ -47,12 +47,12 @@ class ReadOnlyNodePool:
             await client.aclose()
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Ask the fresh nodes in order until one answers; those that keep one of these questions waiting come last.
+        """Call `fn` with the client of each fresh node in order until one succeeds; slow ones come last.
 
         Raises:
-            HeightGoneError: every node that was asked says that it has the height no more.
-            ChainAnswerError: what came was no answer.
-            ChainUnavailable: nothing came.
+            HeightGoneError: every fresh node has pruned the height.
+            ChainAnswerError: no node succeeded, and at least one returned an invalid answer.
+            ChainUnavailable: no node answered.
         """
         clients = [self._clients[endpoint] for endpoint in self._endpoints.fresh]
         errors: dict[str, ChainError] = {}
@@ -62,9 +62,11 @@ class ReadOnlyNodePool:
             except ChainError as error:
                 errors[client.name] = error
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
-        said = f"no node answered ({reasons or 'none is in step'})"
+        message = f"no chain node answered ({reasons or 'none is in sync'})"
         gone = [error for error in errors.values() if isinstance(error, HeightGoneError)]
         if gone and len(gone) == len(errors):
-            raise HeightGoneError(said, min((error.lowest for error in gone if error.lowest is not None), default=None))
+            raise HeightGoneError(
+                message, min((error.lowest for error in gone if error.lowest is not None), default=None)
+            )
         answered = any(isinstance(error, ChainAnswerError) for error in errors.values())
-        raise (ChainAnswerError if answered else ChainUnavailable)(said)
+        raise (ChainAnswerError if answered else ChainUnavailable)(message)

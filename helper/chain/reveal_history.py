@@ -1,7 +1,7 @@
-"""All the chain's counted reveals, block by block, for who reads every one of them.
+"""Reads all counted reveals of the chain, block by block, for the archive.
 
-Every reveal of a block is asked about in the same way, so no question tells which of them were this helper's. The
-questions go over connections of their own and set no node aside: whoever reads here is never in the way of a reveal.
+Every reveal of a block is looked up in the same way, so the requests do not show which were sent by this helper. They
+use separate connections and do not affect the health of nodes, so they never delay a reveal.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from helper.errors import ChainAnswerError, ChainUnavailable
 R = TypeVar("R")
 
 AT_ONCE: Final = 4
-"""Questions of one reader at once."""
+"""Number of concurrent requests of one reader."""
 
 
 class RevealHistory:
-    """A reader of blocks.
+    """Reads the counted reveals of blocks.
 
     Args:
-        endpoints: says which nodes are fresh.
-        timeout: seconds that one node may take.
+        endpoints: the node pool.
+        timeout: timeout of a call to one node, in seconds.
         transport: replaces the network in tests.
     """
 
@@ -40,63 +40,65 @@ class RevealHistory:
         self, endpoints: NodePool, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._endpoints = endpoints
-        self._onlooker = ReadOnlyNodePool(endpoints, timeout=timeout, transport=transport)
-        self._turns = anyio.Semaphore(AT_ONCE)
+        self._pool = ReadOnlyNodePool(endpoints, timeout=timeout, transport=transport)
+        self._slots = anyio.Semaphore(AT_ONCE)
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._onlooker.aclose()
+        await self._pool.aclose()
 
     @property
     def chain_id(self) -> str | None:
-        """The chain's id, None while no node has told it."""
+        """The chain's id, None until a node has reported it."""
         return self._endpoints.chain_id
 
     @property
     def head(self) -> int:
-        """The newest height that a fresh node showed; 0 while there is none."""
+        """The newest height that a fresh node has reported, 0 before the first."""
         newest = self._endpoints.head
         return 0 if newest is None else newest.height
 
     @property
     def whole(self) -> bool:
-        """Whether every node that is configured may be asked now."""
+        """Whether every configured node is fresh."""
         return len(self._endpoints.fresh) == len(self._endpoints.all)
 
     async def reveals(self, height: int) -> list[CountedReveal]:
-        """The reveals of a block that counted, in their order in it.
+        """The counted reveals of a block, in block order.
 
         Raises:
-            HeightGoneError: no node that was asked has the block any more.
-            ChainError: it, or the fate of one of its reveals, could not be had.
+            HeightGoneError: every fresh node has pruned the block.
+            ChainError: the block, or the result of one of its reveals, is not available.
         """
         block = await self._ask(lambda client: client.block(height))
         if block is None:
-            raise ChainUnavailable(f"block {height}: the node that was asked is not there yet")
-        there = [(raw, message) for raw in block.txs if (message := reveal_in(raw)) is not None]
-        counted = await gather_limited([raw for raw, _ in there], lambda raw: self._counted(raw, height), AT_ONCE)
+            raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
+        reveals = [(raw, message) for raw in block.txs if (message := reveal_in(raw)) is not None]
+        counted = await gather_limited([raw for raw, _ in reveals], lambda raw: self._counted(raw, height), AT_ONCE)
         return [
-            CountedReveal(height, raw, message) for (raw, message), good in zip(there, counted, strict=True) if good
+            CountedReveal(height, raw, message)
+            for (raw, message), is_counted in zip(reveals, counted, strict=True)
+            if is_counted
         ]
 
     async def _counted(self, raw: bytes, height: int) -> bool:
         tx_hash = sha256(raw).digest()
         result = await self._ask(lambda client: client.tx(tx_hash))
-        if result is None or (result.code and result.height < height):  # the index may lag behind the blocks
-            raise ChainUnavailable(f"block {height}: what came of a transaction in it is not known yet")
+        if result is None or (result.code and result.height < height):  # The index may lag behind the blocks.
+            raise ChainUnavailable(f"block {height}: the result of a transaction in it is not known yet")
         if result.code and result.height > height:
-            raise ChainAnswerError(f"block {height}: of a transaction in it only a later failure is known")
+            raise ChainAnswerError(f"block {height}: only a later failure of a transaction in it is known")
         return result.code == 0 and result.height == height
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
-        """A round's root as it was stored at a height, None when none was.
+        """The root of a round's tree stored at a height, None if there is none.
 
         Raises:
-            ChainError: it could not be had.
+            ChainError: the root is not available.
         """
         state = await self._ask(lambda client: client.tree_at(round_id, height))
         return None if state is None else state.root
 
-    async def _ask(self, question: Callable[[ChainClient], Awaitable[R]]) -> R:
-        async with self._turns:
-            return await self._onlooker.call(question)
+    async def _ask(self, request: Callable[[ChainClient], Awaitable[R]]) -> R:
+        async with self._slots:
+            return await self._pool.call(request)

@@ -15,7 +15,7 @@ CONFIRMING_NODES: Final = 2
 CONFIRMING_BLOCKS: Final = 10
 """Blocks for which the only configured node must report the same change."""
 OVER: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
-"""The statuses of a round that takes no more votes."""
+"""The statuses of a round that accepts no more votes."""
 
 ReportedValue = RoundStatus | int | tuple[Proposal, ...]
 """A reported status, `vote_end_time` or list of proposals."""
@@ -31,10 +31,10 @@ class RoundField(StrEnum):
 
 
 def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
-    """The status that a node reports as a change, None where it reports none.
+    """The status that a node reports as a change, None if it reports none.
 
-    A pending round becomes active at once, as a wallet does not retry a share that is refused. A round that takes votes
-    is reported as being tallied first: nodes that are a few blocks apart then report the same.
+    A pending round becomes active immediately, because wallets do not retry a refused share. For an active round, the
+    status is reduced to TALLYING, so that nodes a few blocks apart report the same change.
     """
     if reported is known or reported is RoundStatus.PENDING:
         return None
@@ -44,7 +44,7 @@ def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | N
 
 
 def changed_proposals(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
-    """Other proposals or options than the known ones, without titles; None where there are none or none were known."""
+    """Proposals, without titles, that differ from the known ones; None if they are equal or none were known."""
     choices = tuple(Proposal(proposal.id, "", proposal.options) for proposal in reported.proposals)
     before = tuple(Proposal(proposal.id, "", proposal.options) for proposal in known.proposals)
     return choices if before and choices != before else None
@@ -74,7 +74,7 @@ def without_changes(known: Round | None, reported: Round) -> Round:
 
 
 def describe(field: RoundField, value: ReportedValue) -> str:
-    """The field and its value in a few words."""
+    """Describe a field and its value for messages."""
     if isinstance(value, RoundStatus):
         return f"{field} {value.name}"
     if isinstance(value, tuple):
@@ -91,7 +91,7 @@ class _Report:
 
 
 class ReportedChanges:
-    """Changes by round, field and node. Kept in memory: a restart begins anew."""
+    """Reported changes by round, field and node. Held in memory only; a restart starts over."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[bytes, RoundField], dict[str, _Report]] = {}
@@ -106,7 +106,7 @@ class ReportedChanges:
             reports[node] = _Report(value, height)
 
     def values(self, round_id: bytes, field: RoundField) -> list[ReportedValue]:
-        """What nodes report about a field of a round and is not confirmed."""
+        """The unconfirmed values that nodes report for a field of a round."""
         return [report.value for report in self._reports.get((round_id, field), {}).values()]
 
     def forget(self, round_id: bytes, field: RoundField) -> None:

@@ -1,4 +1,4 @@
-"""Rounds as people read them: titles, labels, totals. What is worked with is in models.py. Pure."""
+"""Rounds for display: titles, labels and totals. `helper.chain.models` has the types used for processing. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from helper.chain.json_fields import Fields
 
 LONGEST_TEXT = 400
-"""Characters of a title or label that are passed on."""
+"""Maximum length of a title or label in characters; longer ones are truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedOption:
-    """An answer that may be chosen."""
+    """An option of a proposal."""
 
     index: int
     label: str
@@ -20,7 +20,7 @@ class ListedOption:
 
 @dataclass(frozen=True, slots=True)
 class ListedProposal:
-    """A question with its answers."""
+    """A proposal with its options."""
 
     id: int
     title: str
@@ -29,7 +29,7 @@ class ListedProposal:
 
 @dataclass(frozen=True, slots=True)
 class ListedRound:
-    """A round; `status` as the chain numbers it, `vote_end_time` in unix seconds."""
+    """A round; `status` is the chain's number, `vote_end_time` is in unix seconds."""
 
     round_id: bytes
     status: int
@@ -40,7 +40,7 @@ class ListedRound:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What one answer of a finalised round came to."""
+    """Total of one option in a finalized round."""
 
     proposal_id: int
     option: int
@@ -48,12 +48,12 @@ class Total:
 
 
 def parse_listing(answer: object) -> list[ListedRound]:
-    """`GET rounds`, every round in it."""
+    """Parse `GET rounds`."""
     return [_round(fields) for fields in Fields(answer, "answer").children("rounds")]
 
 
 def parse_totals(answer: object) -> list[Total]:
-    """`GET tally-results/{id}`: the answers that got anything."""
+    """Parse `GET tally-results/{id}`: the options with votes."""
     return [
         Total(
             proposal_id=fields.uint("proposal_id", maximum=2**31),

@@ -45,7 +45,7 @@ async def test_another_node_is_asked_where_one_does_not_answer() -> None:
     network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=Node(clock))
     endpoints = network.endpoints(clock)
     onlooker = ReadOnlyNodePool(endpoints, transport=network)
-    with pytest.raises(ChainUnavailable, match="none is in step"):
+    with pytest.raises(ChainUnavailable, match="none is in sync"):
         await onlooker.call(lambda client: client.listing())
     await endpoints.check()
     assert len(await onlooker.call(lambda client: client.listing())) == 1

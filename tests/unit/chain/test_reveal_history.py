@@ -51,7 +51,7 @@ async def test_what_is_not_known_yet_is_not_taken_for_nothing() -> None:
     blocks, _ = await reader(clock, a=node)
     with pytest.raises(ChainUnavailable, match="not known yet"):
         await blocks.reveals(450)
-    with pytest.raises(ChainUnavailable, match="not there yet"):
+    with pytest.raises(ChainUnavailable, match="not reached this height yet"):
         await blocks.reveals(464)
     assert blocks.whole
     await blocks.aclose()
