@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection
+from typing import Final
 
 import structlog
 
-from helper.chain.block_history import IN_FLIGHT, OVERLAP, TRIES, HistoryReader, HistoryStore
+from helper.chain.block_history import IN_FLIGHT, OVERLAP, TRIES, HistoryReader
 from helper.chain.block_source import BlockSource
 from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.head_bounds import SLACK_BLOCKS
@@ -23,9 +23,10 @@ from helper.chain.models import BlockHead, RoundStatus
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightGoneError
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.rpc_client import BlockResults, Spent
+from helper.chain.rpc_client import BlockResults
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
+from helper.store.store import Store
 
 LIVE_BLOCKS: Final = 64
 """Maximum number of blocks behind the head that are read in order; beyond it the follower skips to the head."""
@@ -38,26 +39,6 @@ CURSOR_TRIES: Final = 10
 """Number of consecutive heads far below the cursor after which the cursor is moved back."""
 
 _LONGEST_PAUSE = 10.0
-
-
-class BlockFollowerStore(HistoryStore, Protocol):
-    """The part of the store that the follower uses."""
-
-    async def cursor(self) -> int | None:
-        """The height reached: every block up to it was applied or is recorded as unread."""
-        ...
-
-    async def skip_to(self, height: int, *, first: int) -> None:
-        """Move the cursor and record the skipped blocks as unread; without a cursor, those from `first` on."""
-        ...
-
-    async def move_back(self, height: int, *, first: int) -> None:
-        """Move the cursor down to `height` and record the blocks from `first` to it as unread."""
-        ...
-
-    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> Collection[int]:
-        """Store a block's nullifiers and move the cursor in one transaction. Returns the ids of confirmed rows."""
-        ...
 
 
 class BlockFollower:
@@ -80,7 +61,7 @@ class BlockFollower:
 
     def __init__(
         self,
-        store: BlockFollowerStore,
+        store: Store,
         endpoints: NodePool,
         rounds: RoundRegistry,
         *,

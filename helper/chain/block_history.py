@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from helper.chain.block_source import BlockSource
 from helper.chain.copy_quorum import CopyQuorum, SecondCopyMissingError
-from helper.chain.missed_blocks import MissedBlocksCheck, MissedBlocksStore
+from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightGoneError
@@ -24,6 +24,7 @@ from helper.chain.rpc_client import Spent
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 from helper.store.block_ranges import BlockRange, count_heights
+from helper.store.store import Store
 
 IN_FLIGHT: Final = 8
 """Number of blocks fetched concurrently."""
@@ -42,18 +43,6 @@ LONGEST_REST: Final = 1.0
 _LONGEST_PAUSE: Final = 10.0
 
 log = structlog.get_logger("helper.chain")
-
-
-class HistoryStore(MissedBlocksStore, Protocol):
-    """The part of the store that the history reader uses."""
-
-    async def unread_blocks(self) -> list[BlockRange]:
-        """The ranges of blocks that are not read yet, ascending."""
-        ...
-
-    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> Collection[int]:
-        """Apply the nullifiers of unread blocks and record these blocks as read. Returns the ids of confirmed rows."""
-        ...
 
 
 class HistoryReader:
@@ -77,7 +66,7 @@ class HistoryReader:
 
     def __init__(
         self,
-        store: HistoryStore,
+        store: Store,
         endpoints: NodePool,
         rounds: RoundRegistry,
         *,

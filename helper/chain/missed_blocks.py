@@ -7,8 +7,7 @@ reveals. These are public, so the requests reveal nothing; nullifiers of waiting
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.node import Node
@@ -17,6 +16,7 @@ from helper.chain.rpc_client import Spent
 from helper.chain.verdicts import Verdict
 from helper.errors import ChainError, ChainUnavailable
 from helper.store.rows import SentReveal
+from helper.store.store import Store
 
 EVERY = 10
 """Interval, in blocks, of checks of reveals that the chain reports as spent although no block showed them."""
@@ -26,30 +26,10 @@ _CONCURRENCY = 8
 _GAP = "chain.gap"
 
 
-class MissedBlocksStore(Protocol):
-    """The part of the store that the check uses."""
-
-    async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
-        """The shares in BROADCAST with an id above `after_id`, by id."""
-        ...
-
-    async def add_spent(self, spent: Sequence[Spent]) -> Collection[int]:
-        """Store nullifiers as spent. Returns the ids of confirmed rows."""
-        ...
-
-    async def get_meta(self, key: str) -> str | None:
-        """A stored text."""
-        ...
-
-    async def set_meta(self, key: str, value: str) -> None:
-        """Store a text."""
-        ...
-
-
 class MissedBlocksCheck:
     """Finds counted reveals after blocks were missed."""
 
-    def __init__(self, store: MissedBlocksStore, endpoints: NodePool, quorum: CopyQuorum) -> None:
+    def __init__(self, store: Store, endpoints: NodePool, quorum: CopyQuorum) -> None:
         self._store = store
         self._quorum = quorum
         self._endpoints = endpoints
