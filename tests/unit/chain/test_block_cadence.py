@@ -26,7 +26,7 @@ def head(height: int, time: float) -> BlockHead:
     return BlockHead("svote-1", height, time)
 
 
-def test_look_covers_head_only_after_time_to_execute() -> None:
+def test_observation_covers_head_after_execution_time() -> None:
     first = next_observation(None, "a", head(1, 10.0), 10.2)
     assert (first.settled, first.covered) == (False, None)
     second = next_observation(first, "a", head(2, 16.0), 16.2)
@@ -38,13 +38,13 @@ def test_look_covers_head_only_after_time_to_execute() -> None:
     assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered == head(2, 16.0), "counted from the first look"
 
 
-def test_look_at_another_node_with_same_head_is_not_settled() -> None:
+def test_observation_of_other_node_with_same_head_is_not_settled() -> None:
     first = next_observation(next_observation(None, "a", head(1, 10.0), 10.2), "a", head(2, 16.0), 16.2)
     other = next_observation(first, "b", head(2, 16.0), 17.2)
     assert other.covered == head(1, 10.0)
 
 
-def test_look_at_node_behind_previous_covers_nothing() -> None:
+def test_observation_of_lagging_node_covers_nothing() -> None:
     ahead = next_observation(next_observation(None, "a", head(9, 90.0), 90.2), "a", head(10, 100.0), 100.2)
     assert next_observation(ahead, "b", head(7, 70.0), 100.4).covered is None
 

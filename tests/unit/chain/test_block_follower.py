@@ -72,7 +72,7 @@ both = pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
 
 
 @both
-async def test_one_question_a_block_and_none_beyond_the_head(rpc: bool) -> None:
+async def test_follower_requests_each_block_once_up_to_head(rpc: bool) -> None:
     setting = Setting(rpc=rpc, cursor=98)
     await setting.follow()
     assert setting.listener.height == 100
@@ -90,7 +90,7 @@ async def test_one_question_a_block_and_none_beyond_the_head(rpc: bool) -> None:
 
 
 @both
-async def test_failed_transactions_do_not_count(rpc: bool) -> None:
+async def test_follower_failed_transaction_is_not_counted(rpc: bool) -> None:
     setting = Setting(rpc=rpc, cursor=98)
     setting.put(99, 1, code=1)
     setting.put(99, 2)
@@ -106,7 +106,7 @@ async def test_failed_transactions_do_not_count(rpc: bool) -> None:
         (1, "invalid zero-knowledge proof", []),
     ],
 )
-async def test_the_same_bytes_in_two_blocks(code: int, log: str, spent: list[int]) -> None:
+async def test_follower_same_transaction_in_two_blocks_is_counted_once(code: int, log: str, spent: list[int]) -> None:
     # sent again while they did not count; a node's index has the last place alone, which once stopped the following
     setting = Setting(rpc=False, cursor=90)
     setting.put(95, 1)
@@ -116,7 +116,7 @@ async def test_the_same_bytes_in_two_blocks(code: int, log: str, spent: list[int
     assert setting.endpoints.usable
 
 
-async def test_an_index_that_has_the_bytes_of_an_earlier_block_is_waited_for() -> None:
+async def test_follower_waits_for_index_that_shows_earlier_block() -> None:
     setting = Setting(rpc=False, cursor=90)
     setting.put(95, 1, code=1)
     await setting.endpoints.check()
@@ -133,7 +133,7 @@ async def test_an_index_that_has_the_bytes_of_an_earlier_block_is_waited_for() -
 
 
 @both
-async def test_a_block_applied_twice_changes_nothing(rpc: bool) -> None:
+async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     setting = Setting(rpc=rpc, cursor=90)
     setting.put(95, 1)
     setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
@@ -151,7 +151,7 @@ async def test_a_block_applied_twice_changes_nothing(rpc: bool) -> None:
 
 
 @both
-async def test_catches_up_in_order_a_few_at_a_time(rpc: bool) -> None:
+async def test_follower_catches_up_in_order_in_batches(rpc: bool) -> None:
     setting = Setting(rpc=rpc, height=160, cursor=100)
     for height in range(101, 161, 7):
         setting.put(height, height)
@@ -179,7 +179,7 @@ async def test_catches_up_in_order_a_few_at_a_time(rpc: bool) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 502])
-async def test_a_reveal_whose_fate_is_unknown_holds_the_cursor(status: int) -> None:
+async def test_follower_unknown_transaction_result_holds_cursor(status: int) -> None:
     setting = Setting(rpc=False, cursor=98)
     setting.put(99, 1)
     setting.node.faults["/tx/"] = lambda _: answer(status, {"error": "tx not found"})
@@ -198,7 +198,7 @@ async def test_a_reveal_whose_fate_is_unknown_holds_the_cursor(status: int) -> N
     assert (setting.spent, setting.listener.height) == ([1], 100)
 
 
-async def test_a_block_shown_before_it_is_executed_waits() -> None:
+async def test_follower_waits_for_block_execution() -> None:
     setting = Setting(rpc=True, cursor=99)
     error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #100"}}
     setting.node.faults["block_results"] = lambda _: answer(500, error)
@@ -210,7 +210,7 @@ async def test_a_block_shown_before_it_is_executed_waits() -> None:
     assert setting.listener.height == 100
 
 
-async def test_a_node_without_block_results_is_read_by_rest_after_some_tries() -> None:
+async def test_follower_uses_rest_when_rpc_has_no_block_results() -> None:
     setting = Setting(rpc=True, cursor=98)
     setting.put(99, 1)
     error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #99"}}
@@ -222,7 +222,7 @@ async def test_a_node_without_block_results_is_read_by_rest_after_some_tries() -
     assert setting.listener.stalled is None
 
 
-async def test_without_its_rpc_a_node_is_read_by_rest() -> None:
+async def test_follower_uses_rest_when_rpc_answer_is_invalid() -> None:
     setting = Setting(rpc=True, cursor=98)
     setting.put(99, 1)
     setting.node.faults["block_results"] = lambda _: httpx.Response(500, content=b"<html>")
@@ -232,7 +232,7 @@ async def test_without_its_rpc_a_node_is_read_by_rest() -> None:
 
 
 @both
-async def test_the_time_of_the_newest_processed_block(rpc: bool) -> None:
+async def test_follower_reports_time_of_newest_processed_block(rpc: bool) -> None:
     setting = Setting(rpc=rpc, height=160, cursor=100)
     await setting.endpoints.check()
     assert setting.listener.chain_time is None
@@ -248,7 +248,7 @@ async def test_the_time_of_the_newest_processed_block(rpc: bool) -> None:
 
 @pytest.mark.rule("R14")
 @both
-async def test_a_round_closes_when_its_last_block_was_processed(rpc: bool) -> None:
+async def test_round_closes_after_its_last_block_is_processed(rpc: bool) -> None:
     setting = Setting(rpc=rpc, cursor=99)
     setting.clock.advance(VOTE_END + 1 - setting.clock.now())
     await setting.endpoints.check()
@@ -260,7 +260,7 @@ async def test_a_round_closes_when_its_last_block_was_processed(rpc: bool) -> No
     assert await setting.rounds.is_closed(ROUND_ID)
 
 
-async def test_begins_at_the_head_when_no_round_is_open() -> None:
+async def test_follower_without_open_rounds_starts_at_head() -> None:
     setting = Setting(rpc=False, height=5000)
     setting.node.rounds = []
     await setting.endpoints.check()
@@ -298,7 +298,7 @@ def skipped(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
-async def test_a_gap_that_nobody_can_fill_is_left_out_at_once_and_loudly(cursor: int | None) -> None:
+async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | None) -> None:
     setting = Setting(rpc=False, height=1000, cursor=cursor)
     setting.node.lowest = 995
     setting.put(997, 3)
@@ -316,7 +316,7 @@ async def test_a_gap_that_nobody_can_fill_is_left_out_at_once_and_loudly(cursor:
     assert setting.endpoints.usable, "a pruned node is not at fault"
 
 
-async def test_a_node_that_prunes_while_we_look_is_told_of_once() -> None:
+async def test_history_pruned_during_read_is_logged_once() -> None:
     setting = Setting(rpc=False, height=1000, cursor=100)
     setting.node.lowest = 995
     block = setting.node._block
@@ -336,7 +336,7 @@ async def test_a_node_that_prunes_while_we_look_is_told_of_once() -> None:
     assert setting.store.unread == []
 
 
-async def test_history_is_read_down_to_the_oldest_block_of_a_node() -> None:
+async def test_history_is_read_down_to_oldest_block_of_node() -> None:
     setting = Setting(rpc=False, height=400, cursor=100)
     setting.node.lowest, setting.node.says_lowest = 321, False
     setting.put(321, 3)
@@ -353,7 +353,7 @@ async def test_history_is_read_down_to_the_oldest_block_of_a_node() -> None:
     assert setting.store.unread == []
 
 
-async def test_while_a_node_that_may_have_the_blocks_is_away_they_are_waited_for() -> None:
+async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None:
     setting = Setting(rpc=False, height=1000, cursor=100)
     setting.node.lowest = 900
     archive = Node(setting.clock, height=1000)
@@ -374,7 +374,7 @@ async def test_while_a_node_that_may_have_the_blocks_is_away_they_are_waited_for
     assert setting.store.unread == []
 
 
-async def test_a_block_that_a_node_garbles_is_never_left_out() -> None:
+async def test_history_block_with_invalid_answer_is_not_skipped() -> None:
     setting = Setting(rpc=False, height=1000, cursor=100)
     setting.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
     await setting.know_rounds()
@@ -392,7 +392,7 @@ async def test_a_block_that_a_node_garbles_is_never_left_out() -> None:
     assert setting.listener.stalled is None
 
 
-async def test_follower_leaves_a_block_that_cannot_be_read_to_the_history() -> None:
+async def test_follower_leaves_unreadable_block_to_history() -> None:
     setting = Setting(rpc=False, height=100, cursor=98)
     setting.put(99, 1)
     setting.put(100, 2)
@@ -412,7 +412,7 @@ async def test_follower_leaves_a_block_that_cannot_be_read_to_the_history() -> N
 
 
 @both
-async def test_follower_far_behind_reads_the_head_first_and_history_newest_first(rpc: bool) -> None:
+async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc: bool) -> None:
     setting = Setting(rpc=rpc, height=30_000, cursor=100)
     setting.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
     setting.put(29_995, 1)
@@ -432,7 +432,7 @@ async def test_follower_far_behind_reads_the_head_first_and_history_newest_first
     assert setting.endpoints.fresh_rpc or not rpc, "a node without an index is not set aside"
 
 
-async def test_history_resumes_after_a_restart_with_a_second_gap() -> None:
+async def test_history_resumes_after_restart_with_second_gap() -> None:
     setting = Setting(rpc=False, height=400, cursor=100)
     setting.put(150, 1)
     setting.put(450, 2)
@@ -453,7 +453,7 @@ async def test_history_resumes_after_a_restart_with_a_second_gap() -> None:
 
 
 @pytest.mark.rule("R8")
-async def test_dispatch_waits_for_the_history_for_a_bounded_time() -> None:
+async def test_dispatch_wait_for_history_is_bounded() -> None:
     setting = Setting(rpc=False, height=30_000, cursor=100)
     told: list[int] = []
     setting.listener = BlockFollower(
@@ -493,7 +493,7 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
     assert setting.rounds.revision > revision, "whoever closes rounds looks again"
 
 
-async def test_history_is_read_by_one_of_several_hosts_and_seen_by_all() -> None:
+async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
     setting = Setting(rpc=False, height=400, cursor=100)
     other = BlockFollower(setting.store, setting.endpoints, setting.rounds, clock=setting.clock, mine=lambda: False)
     await setting.endpoints.check()
@@ -517,7 +517,7 @@ def sent(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -> SentR
 
 @pytest.mark.rule("R12")
 @both
-async def test_what_was_sent_into_a_gap_is_asked_about_and_nothing_else(rpc: bool) -> None:
+async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
     setting = Setting(rpc=rpc, height=1000, cursor=100)
     setting.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
     setting.node.lowest = 995
@@ -549,7 +549,7 @@ async def test_what_was_sent_into_a_gap_is_asked_about_and_nothing_else(rpc: boo
 
 
 @pytest.mark.rule("R12")
-async def test_after_a_gap_a_spent_nullifier_that_no_block_showed_is_looked_up() -> None:
+async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     setting = Setting(rpc=True, height=999, cursor=990)
     setting.node.spent.add(reveal(1).nullifier)
     setting.store.sent = [sent(1, "SPENT"), sent(2, "SPENT"), sent(3)]
@@ -568,7 +568,7 @@ async def test_after_a_gap_a_spent_nullifier_that_no_block_showed_is_looked_up()
     assert reveal(3).nullifier.hex() not in asked
 
 
-async def test_nothing_is_left_out_before_the_sent_ones_were_asked_about() -> None:
+async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
     setting = Setting(rpc=False, height=1000, cursor=100)
     setting.node.lowest = 995
     setting.put(500, 1)
@@ -584,7 +584,7 @@ async def test_nothing_is_left_out_before_the_sent_ones_were_asked_about() -> No
     assert (setting.spent, setting.listener.height) == ([1], 1000)
 
 
-async def test_caught_up_means_up_to_the_newest_block() -> None:
+async def test_caught_up_requires_newest_block() -> None:
     setting = Setting(rpc=True, height=160, cursor=100)
     assert not setting.listener.caught_up
     seen: list[tuple[int, bool]] = []
@@ -603,7 +603,7 @@ async def test_caught_up_means_up_to_the_newest_block() -> None:
     assert seen[-2:] == [(164, False), (165, True)]
 
 
-async def test_an_outage_is_not_a_stall() -> None:
+async def test_follower_outage_is_not_reported_as_stall() -> None:
     setting = Setting(rpc=True, cursor=90)
     await setting.endpoints.check()
     del setting.network.nodes["node"]
@@ -613,7 +613,7 @@ async def test_an_outage_is_not_a_stall() -> None:
     assert setting.listener.stalled is None
 
 
-async def test_running_survives_errors() -> None:
+async def test_follower_run_continues_after_errors() -> None:
     setting = Setting(rpc=True, cursor=98)
     apply = setting.store.apply_block
     failures = [StoreError("no space"), RuntimeError("odd")]
@@ -639,7 +639,7 @@ async def test_running_survives_errors() -> None:
     ]
 
 
-async def test_arrival_is_the_first_time_that_the_head_was_reached() -> None:
+async def test_arrived_is_set_when_head_is_first_reached() -> None:
     setting = Setting(rpc=True, height=160, cursor=100)
     seen: list[tuple[int, bool]] = []
     setting.listener = BlockFollower(
@@ -656,7 +656,7 @@ async def test_arrival_is_the_first_time_that_the_head_was_reached() -> None:
     assert seen[-2:] == [(164, True), (165, True)]
 
 
-async def test_arrival_is_at_the_head_that_was_found_not_at_one_that_runs_away() -> None:
+async def test_arrived_uses_first_head_not_newest() -> None:
     setting = Setting(rpc=True, height=120, cursor=100)
     await setting.endpoints.check()
     for _ in range(5):
@@ -667,7 +667,7 @@ async def test_arrival_is_at_the_head_that_was_found_not_at_one_that_runs_away()
     assert setting.listener.arrived
 
 
-async def test_arrival_is_told_also_where_no_block_was_missed() -> None:
+async def test_arrived_is_reported_when_no_block_was_missed() -> None:
     setting = Setting(rpc=True, height=100, cursor=100)
     told: list[int] = []
     setting.listener = BlockFollower(
@@ -678,7 +678,7 @@ async def test_arrival_is_told_also_where_no_block_was_missed() -> None:
     assert (setting.listener.arrived, told) == (True, [100])
 
 
-async def test_wrong_head_of_one_of_two_nodes_does_not_move_the_cursor() -> None:
+async def test_follower_implausible_head_of_one_node_does_not_move_cursor() -> None:
     setting = Setting(rpc=False, height=100, cursor=98)
     setting.network.nodes["other"] = Node(setting.clock, height=2**60)
     setting.endpoints = setting.network.endpoints(setting.clock)
@@ -689,7 +689,7 @@ async def test_wrong_head_of_one_of_two_nodes_does_not_move_the_cursor() -> None
     assert await setting.store.cursor() == 100
 
 
-async def test_stored_cursor_far_above_the_chain_is_moved_back_after_some_blocks() -> None:
+async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     setting = Setting(rpc=False, height=1000, cursor=2**60)
     setting.put(500, 1)
     setting.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
@@ -730,7 +730,7 @@ class Pair(Setting):
 
 
 @both
-async def test_reveal_that_one_of_two_nodes_forges_confirms_nothing_and_is_reported(rpc: bool) -> None:
+async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> None:
     setting = Pair(rpc=rpc)
     setting.put(99, 1)
     with capture_logs() as logs:
@@ -747,7 +747,7 @@ async def test_reveal_that_one_of_two_nodes_forges_confirms_nothing_and_is_repor
 
 
 @both
-async def test_reveal_that_two_nodes_show_is_confirmed_at_once(rpc: bool) -> None:
+async def test_reveal_shown_by_two_nodes_is_confirmed_immediately(rpc: bool) -> None:
     setting = Pair(rpc=rpc)
     setting.put(99, 1)
     setting.others[0].include(99, reveal(1).to_tx(), included(1))
@@ -759,7 +759,7 @@ async def test_reveal_that_two_nodes_show_is_confirmed_at_once(rpc: bool) -> Non
 
 
 @both
-async def test_reveal_that_two_of_three_nodes_do_not_show_is_not_confirmed(rpc: bool) -> None:
+async def test_reveal_missing_on_two_of_three_nodes_is_not_confirmed(rpc: bool) -> None:
     setting = Pair("second", "third", rpc=rpc)
     setting.put(99, 1)
     for node in setting.others:
@@ -771,7 +771,7 @@ async def test_reveal_that_two_of_three_nodes_do_not_show_is_not_confirmed(rpc: 
 
 
 @both
-async def test_reveal_waits_for_an_unreachable_second_node_for_a_bounded_time(rpc: bool) -> None:
+async def test_reveal_wait_for_unreachable_second_node_is_bounded(rpc: bool) -> None:
     setting = Pair(rpc=rpc)
     del setting.network.nodes["other"]
     setting.put(99, 1)
@@ -783,7 +783,7 @@ async def test_reveal_waits_for_an_unreachable_second_node_for_a_bounded_time(rp
     assert setting.store.unread == []
 
 
-async def test_reveal_waits_longer_for_a_second_node_that_only_rests_after_errors() -> None:
+async def test_reveal_waits_longer_for_second_node_in_backoff() -> None:
     setting = Pair(rpc=False)
     setting.put(99, 1)
     setting.others[0].faults["/blocks/99"] = lambda _: httpx.Response(500, content=b"<html>")
@@ -795,7 +795,7 @@ async def test_reveal_waits_longer_for_a_second_node_that_only_rests_after_error
     assert setting.listener.disputed == 99
 
 
-async def test_reveals_that_one_node_finds_by_search_are_compared_block_by_block() -> None:
+async def test_reveals_found_by_search_are_compared_per_block() -> None:
     setting = Pair(rpc=True, height=5000, cursor=100)
     setting.put(300, 1)
     setting.put(400, 2)
@@ -811,7 +811,7 @@ async def test_reveals_that_one_node_finds_by_search_are_compared_block_by_block
 
 
 @both
-async def test_sent_reveal_that_one_of_two_nodes_calls_spent_is_not_confirmed(rpc: bool) -> None:
+async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool) -> None:
     setting = Pair(rpc=rpc, height=1000, cursor=100)
     for node in (setting.node, *setting.others):
         node.lowest = 995

@@ -19,7 +19,7 @@ from tests.unit.chain.tree_fixtures import Chain, Setting, leaf
 ROOT = b64decode(recorded("tree, latest")["response"]["tree"]["root"])
 
 
-async def test_the_recorded_tree() -> None:
+async def test_tree_sync_matches_recorded_tree() -> None:
     setting = Setting()
     await setting.start()
     assert setting.trees.anchor(ROUND_ID) is None
@@ -39,7 +39,7 @@ async def test_the_recorded_tree() -> None:
     )
 
 
-async def test_grows_and_keeps_paths_of_older_anchors() -> None:
+async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
     setting, chain = Setting(), Chain()
     chain.append(60, 1, 2)
     chain.show(*setting.nodes)
@@ -63,7 +63,7 @@ async def test_grows_and_keeps_paths_of_older_anchors() -> None:
     assert len(setting.nodes[0].asked) == before + 1, "nothing new: one question"
 
 
-async def test_restored_after_a_restart_and_checked_before_it_counts() -> None:
+async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     setting, chain = Setting(), Chain()
     for height in range(60, 70):
         chain.append(height, *range(height * 1000, height * 1000 + 300))
@@ -82,7 +82,7 @@ async def test_restored_after_a_restart_and_checked_before_it_counts() -> None:
 
 
 @pytest.mark.parametrize("damage", ["leaves", "subtrees", "encoding", "length"])
-async def test_a_damaged_stored_tree_is_fetched_anew(damage: str) -> None:
+async def test_tree_sync_refetches_damaged_stored_tree(damage: str) -> None:
     setting, chain = Setting(), Chain()
     chain.append(60, *range(1, 1101))
     chain.show(*setting.nodes)
@@ -131,7 +131,7 @@ KINDS = ["root", "gap", "overlap", "missing", "order", "encoding", "leaf", "size
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_tree_that_does_not_fit_its_root_sets_the_node_aside(kind: str) -> None:
+async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None:
     setting, chain = Setting("liar", "honest"), Chain()
     chain.append(60, 1, 2)
     chain.show(*setting.nodes)
@@ -152,7 +152,7 @@ async def test_a_tree_that_does_not_fit_its_root_sets_the_node_aside(kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_with_only_a_liar_nothing_changes(kind: str) -> None:
+async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None:
     setting, chain = Setting(), Chain()
     chain.append(60, 1, 2)
     chain.show(*setting.nodes)
@@ -175,7 +175,7 @@ async def test_with_only_a_liar_nothing_changes(kind: str) -> None:
     assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
 
 
-async def test_a_tree_that_every_node_contradicts_twice_is_of_no_use_until_one_shows_it() -> None:
+async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
     setting, chain, other = Setting(), Chain(), Chain()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
@@ -199,7 +199,7 @@ async def test_a_tree_that_every_node_contradicts_twice_is_of_no_use_until_one_s
     assert setting.trees.contradicted(ROUND_ID) is None
 
 
-async def test_a_tree_that_one_node_contradicts_is_of_use_while_another_shows_it() -> None:
+async def test_tree_contradicted_by_one_of_two_nodes_stays_usable() -> None:
     setting, chain, other = Setting("a", "b"), Chain(), Chain()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
@@ -213,7 +213,7 @@ async def test_a_tree_that_one_node_contradicts_is_of_use_while_another_shows_it
         assert setting.trees.contradicted(ROUND_ID) is None
 
 
-async def test_tree_sync_refuses_a_root_far_above_the_newest_block() -> None:
+async def test_tree_sync_rejects_root_far_above_newest_block() -> None:
     setting, chain = Setting("liar", "honest"), Chain()
     chain.append(60, 1, 2)
     chain.show(*setting.nodes)
@@ -224,7 +224,7 @@ async def test_tree_sync_refuses_a_root_far_above_the_newest_block() -> None:
     assert not any("/leaves" in path for path in setting.nodes[0].asked)
 
 
-async def test_another_trees_root_at_a_known_height() -> None:
+async def test_tree_sync_rejects_other_root_at_known_height() -> None:
     setting, chain, other = Setting("a", "b"), Chain(), Chain()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
@@ -237,7 +237,7 @@ async def test_another_trees_root_at_a_known_height() -> None:
     assert "belongs to another tree" in str(setting.endpoints.reasons()["a:1317"])
 
 
-async def test_a_node_that_is_behind_is_not_set_aside() -> None:
+async def test_tree_sync_accepts_lagging_node() -> None:
     setting, chain = Setting("ahead", "behind"), Chain()
     chain.append(60, 1, 2)
     chain.show(*setting.nodes)
@@ -252,7 +252,7 @@ async def test_a_node_that_is_behind_is_not_set_aside() -> None:
     assert setting.trees.anchor(ROUND_ID) == Anchor(100, 3, chain.tree.root())
 
 
-async def test_a_node_that_lost_a_tree_is_set_aside() -> None:
+async def test_tree_sync_puts_node_without_tree_into_backoff() -> None:
     setting = Setting()
     await setting.start()
     await setting.trees.sync(100)
@@ -262,7 +262,7 @@ async def test_a_node_that_lost_a_tree_is_set_aside() -> None:
     assert setting.trees.size(ROUND_ID) == 3
 
 
-async def test_what_the_disk_refuses_is_kept_later() -> None:
+async def test_tree_sync_stores_leaves_later_after_disk_error() -> None:
     setting = Setting()
     await setting.start()
     setting.store.full = True
@@ -274,7 +274,7 @@ async def test_what_the_disk_refuses_is_kept_later() -> None:
     assert (await setting.store.load_leaves(ROUND_ID))[1] == 84
 
 
-async def test_a_round_without_a_leaf_and_one_without_a_tree() -> None:
+async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
     setting = Setting()
     setting.nodes[0].tree = {}
     await setting.start()
@@ -283,7 +283,7 @@ async def test_a_round_without_a_leaf_and_one_without_a_tree() -> None:
     assert setting.trees.leaf(b"\x11" * 32, 0) is None
 
 
-async def test_rounds_that_take_no_votes_are_not_followed() -> None:
+async def test_tree_sync_ignores_inactive_rounds() -> None:
     setting = Setting()
     setting.nodes[0].rounds = [recorded_round(1) | {"status": 2}]
     await setting.start()
@@ -291,7 +291,7 @@ async def test_rounds_that_take_no_votes_are_not_followed() -> None:
     assert not any("commitment-tree" in path for path in setting.nodes[0].asked)
 
 
-async def test_waiting_for_a_regular_sync_asks_nothing() -> None:
+async def test_wait_next_sync_sends_no_request() -> None:
     setting = Setting()
     await setting.start()
     before = list(setting.nodes[0].asked)
@@ -312,7 +312,7 @@ async def test_waiting_for_a_regular_sync_asks_nothing() -> None:
     assert results == [True]
 
 
-async def test_a_look_at_the_head_alone_is_no_sync() -> None:
+async def test_in_step_does_not_count_as_sync() -> None:
     setting = Setting()
     await setting.start()
     await setting.trees.sync(100)
@@ -332,7 +332,7 @@ async def test_a_look_at_the_head_alone_is_no_sync() -> None:
     assert results == [True]
 
 
-async def test_a_sync_that_began_before_does_not_count() -> None:
+async def test_wait_next_sync_ignores_sync_already_begun() -> None:
     setting = Setting()
     await setting.start()
     gate = anyio.Event()
@@ -363,7 +363,7 @@ async def test_a_sync_that_began_before_does_not_count() -> None:
     assert done == [True]
 
 
-async def test_trees_stay_until_their_round_is_purged() -> None:
+async def test_tree_stays_until_its_round_is_purged() -> None:
     setting = Setting()
     await setting.start()
     await setting.trees.sync(100)
@@ -380,7 +380,7 @@ async def test_trees_stay_until_their_round_is_purged() -> None:
     assert trees.unchecked_leaf(ROUND_ID, 2) is None
 
 
-async def test_from_the_disk_nothing_counts_as_checked() -> None:
+async def test_tree_loaded_from_store_is_not_verified() -> None:
     setting = Setting()
     await setting.start()
     await setting.trees.sync(100)
@@ -404,7 +404,7 @@ def broken(node: Node) -> None:
     node.faults[f"/commitment-tree/{OTHER.hex()}/"] = lambda _: httpx.Response(200, content=b'{"tree": 5}')
 
 
-async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
+async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
     setting = Setting()
     broken(setting.nodes[0])
     await setting.start()
@@ -427,7 +427,7 @@ async def test_a_round_whose_tree_is_broken_holds_up_no_other() -> None:
     assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree_sync_recovered"]
 
 
-async def test_tree_sync_asks_less_often_while_no_tree_can_be_followed() -> None:
+async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
     setting = Setting()
     await setting.start()
     setting.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(500)
@@ -444,7 +444,7 @@ async def test_tree_sync_asks_less_often_while_no_tree_can_be_followed() -> None
     assert setting.trees.size(ROUND_ID) == 3
 
 
-async def test_one_tree_that_cannot_be_read_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting()
     setting.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER).decode()})
     await setting.start()

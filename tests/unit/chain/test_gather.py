@@ -11,7 +11,7 @@ from helper.errors import HelperError
 from tests.support.fakes import PATIENCE
 
 
-async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> None:
+async def test_gather_limited_returns_in_order_and_stops_after_error() -> None:
     begun: list[int] = []
 
     async def work(number: int) -> int:
@@ -28,7 +28,7 @@ async def test_so_many_at_once_in_their_order_and_no_more_after_a_trouble() -> N
     assert begun == [0, 1, 2, 3]
 
 
-async def test_no_more_at_once_than_was_said_and_as_many() -> None:
+async def test_gather_limited_runs_exactly_limit_concurrently() -> None:
     under_way, most = 0, 0
     together = asyncio.Barrier(3)
 

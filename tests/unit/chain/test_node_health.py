@@ -32,7 +32,7 @@ def probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[f
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.5, 5.0])
-def test_a_regular_block_is_seen_when_it_comes(seconds: float) -> None:
+def test_pause_regular_block_is_probed_when_expected(seconds: float) -> None:
     shown = [10 + seconds * number for number in range(60)]
     asked, waits = probes(shown, 1.0)
     assert len(waits) == len(shown)
@@ -40,7 +40,7 @@ def test_a_regular_block_is_seen_when_it_comes(seconds: float) -> None:
     assert len(asked) <= 1.1 * len(shown) * ceil(seconds) + 5, "no more than by the interval, once it is known when"
 
 
-def test_irregular_blocks_are_seen_no_later_than_by_the_interval() -> None:
+def test_pause_irregular_block_is_probed_within_interval() -> None:
     dice = random.Random(7)
     at, shown = 0.0, []
     for _ in range(300):
@@ -53,12 +53,12 @@ def test_irregular_blocks_are_seen_no_later_than_by_the_interval() -> None:
     assert len(asked) <= at + 3 * len(shown), "three more a block"
 
 
-def test_an_interval_longer_than_a_blocks_time_stays_what_it_is() -> None:
+def test_pause_longer_than_block_time_is_interval() -> None:
     asked, _ = probes([10 + 5.0 * number for number in range(60)], 10.0)
     assert {round(later - earlier, 6) for earlier, later in pairwise(asked)} == {10.0}
 
 
-def test_nothing_that_a_node_shows_brings_more_probes_than_four_an_interval() -> None:
+def test_pause_never_below_quarter_of_interval() -> None:
     dice = random.Random(7)
     health, now, height = Health(), 0.0, 0
     times = []
@@ -73,7 +73,7 @@ def test_nothing_that_a_node_shows_brings_more_probes_than_four_an_interval() ->
     assert min(later - earlier for earlier, later in pairwise(times)) >= PROBE_FRACTION - 1e-9
 
 
-def test_a_clock_that_is_set_makes_it_the_interval() -> None:
+def test_pause_after_clock_change_is_interval() -> None:
     health = Health()
     for number in range(4):
         health.saw(BlockHead("c", number, 5.0 * number), syncing=False, now=5.0 * number + 1, began=5.0 * number + 1)
@@ -83,7 +83,7 @@ def test_a_clock_that_is_set_makes_it_the_interval() -> None:
     assert health.pause(1.0, 20.0 - 3600) == health.pause(1.0, 20.0 + 3600) == health.pause(1.0, 21.25) == 1.0
 
 
-def test_before_two_blocks_it_is_the_interval() -> None:
+def test_pause_before_second_block_is_interval() -> None:
     health = Health()
     assert health.pause(1.0, 0.0) == 1.0
     health.saw(BlockHead("c", 1, 0.0), syncing=False, now=0.0, began=0.0)

@@ -47,13 +47,13 @@ class Tarpit(httpx.AsyncBaseTransport):
     ],
 )
 @pytest.mark.rule("R11")
-async def test_broadcast_says_whether_anything_left(error: Exception, verdict: Verdict) -> None:
+async def test_broadcast_outcome_says_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
     outcome = await ChainClient("http://node", transport=httpx.MockTransport(raising(error))).broadcast(MESSAGE)
     assert outcome.verdict is verdict
     assert outcome.left is (verdict is Verdict.AMBIGUOUS)
 
 
-async def test_a_tarpit_costs_the_timeout_and_no_more() -> None:
+async def test_node_http_unanswered_request_ends_at_timeout() -> None:
     client = ChainClient("http://node", transport=Tarpit(), timeout=0.02)
     with anyio.fail_after(5):
         with pytest.raises(Unanswered, match=r"no answer within 0.02 s") as caught:
@@ -62,7 +62,7 @@ async def test_a_tarpit_costs_the_timeout_and_no_more() -> None:
         assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
 
 
-async def test_a_reveal_is_never_sent_twice_by_itself() -> None:
+async def test_broadcast_is_never_retried() -> None:
     requests: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -74,7 +74,7 @@ async def test_a_reveal_is_never_sent_twice_by_itself() -> None:
     assert len(requests) == 1
 
 
-async def test_a_question_is_asked_again_over_a_new_connection_once() -> None:
+async def test_get_on_dead_connection_is_retried_once() -> None:
     attempts: list[str] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -91,7 +91,7 @@ async def test_a_question_is_asked_again_over_a_new_connection_once() -> None:
         await dead.syncing()
 
 
-async def test_redirects_are_not_followed() -> None:
+async def test_node_http_does_not_follow_redirects() -> None:
     hosts: list[str] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -105,7 +105,7 @@ async def test_redirects_are_not_followed() -> None:
     assert hosts == ["node", "node"]
 
 
-async def test_long_and_compressed_answers_are_refused() -> None:
+async def test_node_http_refuses_long_and_compressed_answers() -> None:
     long = httpx.MockTransport(lambda _: httpx.Response(200, content=b" " * (SMALL + 1)))
     with pytest.raises(ChainAnswerError, match="longer than"):
         await ChainClient("http://node", transport=long).syncing()
@@ -183,18 +183,18 @@ async def test_node_http_refuses_answer_in_too_many_small_pieces(
     assert body.given < 5000
 
 
-async def test_node_http_takes_many_pieces_of_an_ordinary_size() -> None:
+async def test_node_http_accepts_many_pieces_of_ordinary_size() -> None:
     body = Pieces(20_000, 400)
     http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
     assert len((await http.get("/rounds", limit=LARGE)).body) == 8_000_000
 
 
-def test_names_have_no_credentials() -> None:
+def test_node_name_has_no_credentials() -> None:
     assert NodeHttp("https://user:secret@node.example/base").name == "node.example:443"
     assert NodeHttp("http://[::1]:1317").name == "[::1]:1317"
 
 
-async def test_a_nodes_credentials_go_with_every_request_and_its_cookies_do_not() -> None:
+async def test_node_http_sends_credentials_and_no_cookies() -> None:
     seen: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -222,7 +222,7 @@ async def test_a_nodes_credentials_go_with_every_request_and_its_cookies_do_not(
     assert not any("cookie" in request.headers for request in seen)
 
 
-async def test_without_credentials_none_are_sent() -> None:
+async def test_node_http_without_credentials_sends_none() -> None:
     seen: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -235,13 +235,13 @@ async def test_without_credentials_none_are_sent() -> None:
 
 
 @pytest.mark.parametrize("url", ["node:1317", "ftp://node", "http://", "http://[::1", "unix:///run/node"])
-def test_bad_urls(url: str) -> None:
+def test_node_url_invalid_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         NodeHttp(url)
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_a_gateway_in_trouble_is_an_outage(status: int) -> None:
+async def test_node_http_gateway_error_is_unavailable(status: int) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=b"<html>"))
     with pytest.raises(ChainUnavailable, match=f"HTTP {status}"):
         await ChainClient("http://node", transport=transport).rounds()

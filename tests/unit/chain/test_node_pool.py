@@ -24,7 +24,7 @@ def names(endpoints: NodePool) -> list[str]:
     return [endpoint.name for endpoint in endpoints.fresh]
 
 
-async def test_fresh_in_the_operators_order() -> None:
+async def test_fresh_lists_nodes_in_configured_order() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock), b=Node(clock, height=465)).endpoints(clock)
     assert not endpoints.usable
@@ -62,7 +62,7 @@ async def test_fresh_in_the_operators_order() -> None:
         ({"hangs": True}, "no answer within 0.05 s"),
     ],
 )
-async def test_set_aside_and_named_in_the_log(change: dict[str, Any], reason: str) -> None:
+async def test_node_not_fresh_is_logged_with_reason(change: dict[str, Any], reason: str) -> None:
     clock = FakeClock()
     network = Network(good=Node(clock), bad=Node(clock))
     endpoints = network.endpoints(clock, timeout=0.05)
@@ -79,7 +79,7 @@ async def test_set_aside_and_named_in_the_log(change: dict[str, Any], reason: st
     assert reason in str(endpoints.reasons()["bad:1317"])
 
 
-async def test_a_node_that_keeps_a_call_waiting_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.chain.node_http.SLOW", 0.01)
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock))
@@ -97,7 +97,7 @@ async def test_a_node_that_keeps_a_call_waiting_is_asked_last(monkeypatch: pytes
     assert names(endpoints) == ["a:1317", "b:1317"]
 
 
-async def test_an_unreachable_node_is_named() -> None:
+async def test_unreachable_node_is_reported() -> None:
     clock = FakeClock()
     network = Network(good=Node(clock), gone=Node(clock))
     endpoints = network.endpoints(clock)
@@ -107,7 +107,7 @@ async def test_an_unreachable_node_is_named() -> None:
     assert endpoints.reasons()["gone:1317"] == "unreachable (ConnectError)"
 
 
-async def test_a_node_that_stands_still_gets_stale_without_being_asked() -> None:
+async def test_node_becomes_stale_without_probe() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock)).endpoints(clock)
     await endpoints.check()
@@ -118,7 +118,7 @@ async def test_a_node_that_stands_still_gets_stale_without_being_asked() -> None
     assert endpoints.reasons()["a:1317"] == "newest block is 91 s old"
 
 
-async def test_a_reset_node_is_set_aside_until_it_has_caught_up() -> None:
+async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     clock = FakeClock()
     node = Node(clock, height=463)
     endpoints = Network(a=node).endpoints(clock)
@@ -134,7 +134,7 @@ async def test_a_reset_node_is_set_aside_until_it_has_caught_up() -> None:
     assert endpoints.usable
 
 
-async def test_head_far_above_that_of_another_node_is_ignored_and_reported() -> None:
+async def test_head_far_above_other_node_is_ignored_and_reported() -> None:
     clock = FakeClock()
     a, b = Node(clock, height=2**60), Node(clock, height=463)
     endpoints = Network(a=a, b=b).endpoints(clock, rpc=True)
@@ -150,7 +150,7 @@ async def test_head_far_above_that_of_another_node_is_ignored_and_reported() -> 
     assert names(endpoints) == ["a:1317", "b:1317"], "nothing is remembered of the wrong height"
 
 
-async def test_head_of_lone_node_is_bounded_by_the_last_one_that_two_nodes_showed() -> None:
+async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
     clock = FakeClock()
     a, b = Node(clock), Node(clock)
     network = Network(a=a, b=b)
@@ -169,7 +169,7 @@ async def test_head_of_lone_node_is_bounded_by_the_last_one_that_two_nodes_showe
     assert len(endpoints.fresh) == 2, "two nodes agree"
 
 
-async def test_head_of_only_node_may_grow_with_time_and_not_without() -> None:
+async def test_head_of_only_node_is_bounded_by_elapsed_time() -> None:
     clock = FakeClock()
     node = Node(clock)
     endpoints = Network(a=node).endpoints(clock)
@@ -188,7 +188,7 @@ async def test_head_of_only_node_may_grow_with_time_and_not_without() -> None:
     assert endpoints.usable
 
 
-async def test_low_head_does_not_displace_heads_above_the_stored_cursor() -> None:
+async def test_low_head_does_not_displace_heads_above_cursor() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock, height=5), b=Node(clock, height=90_000)).endpoints(clock)
     endpoints.bounds.floor = 89_000
@@ -197,7 +197,7 @@ async def test_low_head_does_not_displace_heads_above_the_stored_cursor() -> Non
     assert endpoints.head.height == 90_000
 
 
-async def test_a_configured_chain_is_not_learnt_from_a_node() -> None:
+async def test_configured_chain_id_is_not_replaced_by_node() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock, chain_id="other-9"), b=Node(clock)).endpoints(clock, chain_id="svote-1")
     await endpoints.check()
@@ -205,7 +205,7 @@ async def test_a_configured_chain_is_not_learnt_from_a_node() -> None:
 
 
 @pytest.mark.parametrize("age", [200.0, -200.0])
-async def test_all_nodes_off_our_clock_make_the_clock_suspect(age: float) -> None:
+async def test_clock_is_suspect_when_all_nodes_differ(age: float) -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock, age=age), b=Node(clock, age=age * 2)).endpoints(clock)
     await endpoints.check()
@@ -214,7 +214,7 @@ async def test_all_nodes_off_our_clock_make_the_clock_suspect(age: float) -> Non
     assert endpoints.clock_suspect
 
 
-async def test_one_node_off_is_its_own_fault() -> None:
+async def test_clock_is_not_suspect_when_one_node_differs() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock, age=200), b=Node(clock, age=1)).endpoints(clock)
     assert endpoints.clock_skew is None
@@ -223,7 +223,7 @@ async def test_one_node_off_is_its_own_fault() -> None:
     assert not endpoints.clock_suspect
 
 
-async def test_a_halted_chain_is_not_our_clocks_fault() -> None:
+async def test_clock_is_not_suspect_when_chain_halts() -> None:
     clock = FakeClock()
     node = Node(clock)
     endpoints = Network(a=node).endpoints(clock)
@@ -239,7 +239,7 @@ def refuses(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("no answer", request=request)
 
 
-async def test_pool_rests_a_node_that_gives_no_answer_and_asks_the_next() -> None:
+async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock))
     endpoints = network.endpoints(clock)
@@ -283,7 +283,7 @@ async def test_pool_rests_a_node_that_gives_no_answer_and_asks_the_next() -> Non
     ],
     ids=["500", "503", "404", "html", "wrong type", "too long"],
 )
-async def test_pool_uses_a_node_for_other_questions_when_one_fails(response: httpx.Response) -> None:
+async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.Response) -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock))
     endpoints = network.endpoints(clock)
@@ -300,7 +300,7 @@ async def test_pool_uses_a_node_for_other_questions_when_one_fails(response: htt
     assert reported == [("node_answer_invalid", "a:1317")], "logged once while it repeats"
 
 
-async def test_pool_with_one_node_stays_usable_when_one_question_fails() -> None:
+async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}))
     endpoints = network.endpoints(clock, rpc=True)
@@ -322,7 +322,7 @@ async def named(endpoint: Endpoint) -> str:
     return endpoint.name
 
 
-async def test_nobody_left() -> None:
+async def test_call_without_fresh_node_raises_with_reasons() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock, syncing=True))
     endpoints = network.endpoints(clock)
@@ -334,7 +334,7 @@ async def test_nobody_left() -> None:
         await endpoints.call(lambda client: client.rounds())
 
 
-async def test_nodes_that_have_the_height_are_asked_first() -> None:
+async def test_call_prefers_nodes_at_min_height() -> None:
     clock = FakeClock()
     endpoints = Network(a=Node(clock, height=463), b=Node(clock, height=464)).endpoints(clock)
     await endpoints.check()
@@ -346,7 +346,7 @@ async def test_nodes_that_have_the_height_are_asked_first() -> None:
     assert await endpoints.call(who, min_height=464) == "b:1317"
 
 
-async def test_a_tarpit_delays_nobody_elses_health() -> None:
+async def test_check_slow_node_does_not_delay_others() -> None:
     clock = FakeClock()
     network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
     endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
@@ -359,7 +359,7 @@ async def test_a_tarpit_delays_nobody_elses_health() -> None:
             group.cancel_scope.cancel()
 
 
-async def test_monitoring_goes_on_beside_a_tarpit() -> None:
+async def test_monitor_slow_node_does_not_delay_others() -> None:
     clock = FakeClock()
     network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
     endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
@@ -377,7 +377,7 @@ async def test_monitoring_goes_on_beside_a_tarpit() -> None:
             group.cancel_scope.cancel()
 
 
-async def test_subscribers_hear_of_changes_only() -> None:
+async def test_subscribers_are_called_on_changes_only() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock))
     endpoints = network.endpoints(clock)
@@ -391,7 +391,7 @@ async def test_subscribers_hear_of_changes_only() -> None:
     assert heard == [True, False]
 
 
-async def test_the_rpc_has_a_health_of_its_own() -> None:
+async def test_rpc_health_is_separate() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock))
     endpoints = network.endpoints(clock, rpc=True)
@@ -409,7 +409,7 @@ async def test_the_rpc_has_a_health_of_its_own() -> None:
     assert names(endpoints) == ["a:1317", "b:1317"]
 
 
-async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only() -> None:
+async def test_probe_without_new_block_requests_head_only() -> None:
     clock = FakeClock()
     node = Node(clock)
     endpoints = Network(a=node).endpoints(clock, rpc=True)
@@ -446,9 +446,7 @@ async def test_a_node_that_shows_nothing_new_is_asked_for_its_newest_block_only(
     assert await asked() == everything, "what it was before it failed is not what it is now"
 
 
-async def test_a_node_that_begins_to_catch_up_or_whose_rpc_goes_is_left_within_five_seconds_though_no_block_comes() -> (
-    None
-):
+async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:
     clock = FakeClock()
     node = Node(clock)
     endpoints = Network(a=node).endpoints(clock, rpc=True)
@@ -462,7 +460,7 @@ async def test_a_node_that_begins_to_catch_up_or_whose_rpc_goes_is_left_within_f
     assert (endpoints.usable, len(endpoints.fresh_rpc)) == (False, 0)
 
 
-def test_more_rpcs_than_nodes() -> None:
+def test_create_nodes_more_rpcs_than_nodes_is_refused() -> None:
     with pytest.raises(ConfigError):
         create_nodes(["http://a"], ["http://a", "http://b"])
 

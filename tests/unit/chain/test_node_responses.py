@@ -52,7 +52,7 @@ def node(status: int, body: bytes) -> ChainClient:
         (b'{"rounds":[' + b'"",' * 100_000 + b'""]}', "too many values"),
     ],
 )
-async def test_no_rounds(body: bytes, problem: str) -> None:
+async def test_rounds_invalid_answer_is_rejected(body: bytes, problem: str) -> None:
     with pytest.raises(ChainAnswerError, match=problem):
         await node(200, body).rounds()
 
@@ -73,7 +73,7 @@ async def test_no_rounds(body: bytes, problem: str) -> None:
         ("ea_pk", "AAAA", "32 bytes were expected"),
     ],
 )
-def test_a_round_with_a_bad_field_names_it(field: str, value: object, problem: str) -> None:
+def test_parse_round_invalid_field_is_named(field: str, value: object, problem: str) -> None:
     with pytest.raises(ChainAnswerError, match=rf"answer.round.{field}.*{problem}"):
         parse_round({"round": recorded_round(1) | {field: value}})
 
@@ -86,7 +86,7 @@ def test_a_round_with_a_bad_field_names_it(field: str, value: object, problem: s
         ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "listed twice"),
     ],
 )
-def test_one_odd_round_spoils_no_other(odd: dict[str, object], problem: str) -> None:
+def test_parse_rounds_invalid_round_does_not_affect_others(odd: dict[str, object], problem: str) -> None:
     other = {"vote_round_id": b64encode(b"\x07" * 32).decode()}
     listed = parse_rounds({"rounds": [recorded_round(1), recorded_round(1) | other | odd]})
     twice = "vote_round_id" in odd
@@ -96,7 +96,7 @@ def test_one_odd_round_spoils_no_other(odd: dict[str, object], problem: str) -> 
 
 
 @pytest.mark.parametrize("status", [0, 5, 200])
-def test_parse_rounds_unknown_status_is_listed_apart(status: int) -> None:
+def test_parse_rounds_unknown_status_is_listed_separately(status: int) -> None:
     other = recorded_round(1) | {"vote_round_id": b64encode(b"\x07" * 32).decode(), "status": status}
     listed = parse_rounds({"rounds": [recorded_round(1), other]})
     assert [found.round_id for found in listed.rounds] == [ROUND_ID]
@@ -104,7 +104,7 @@ def test_parse_rounds_unknown_status_is_listed_apart(status: int) -> None:
     assert listed.unknown == {b"\x07" * 32: UnknownStatus(status, other["vote_end_time"], other["created_at_height"])}
 
 
-def test_a_round_without_an_id_spoils_the_list() -> None:
+def test_parse_rounds_round_without_id_rejects_list() -> None:
     with pytest.raises(ChainAnswerError, match=r"rounds\[0\].vote_round_id: 32 bytes were expected"):
         parse_rounds({"rounds": [recorded_round(1) | {"vote_round_id": "eobB"}]})
 
@@ -117,12 +117,12 @@ def test_a_round_without_an_id_spoils_the_list() -> None:
         recorded("tree, latest")["response"]["tree"] | {"next_index_at_root": 2**24 + 1},
     ],
 )
-def test_bad_trees(tree: dict[str, Any]) -> None:
+def test_parse_tree_invalid_is_rejected(tree: dict[str, Any]) -> None:
     with pytest.raises(ChainAnswerError, match=r"answer\.tree\."):
         parse_tree({"tree": tree})
 
 
-def test_bad_leaves_heads_and_transactions() -> None:
+def test_parse_invalid_leaves_heads_and_transactions() -> None:
     with pytest.raises(ChainAnswerError, match=r"blocks\[0\].leaves\[0\]: 32 bytes were expected, not 3"):
         parse_leaves({"blocks": [{"height": 5, "leaves": ["AAAA"]}]})
     header = {"chain_id": "svote-1", "height": "5", "time": "2026-11-21T13:33:23Z"}
@@ -144,7 +144,7 @@ def test_bad_leaves_heads_and_transactions() -> None:
         parse_tx({"code": 0})
 
 
-async def test_leaves_follow_the_cursor_and_the_windows() -> None:
+async def test_leaves_follows_cursor_and_windows() -> None:
     asked: list[tuple[int, int]] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -169,7 +169,7 @@ async def test_leaves_follow_the_cursor_and_the_windows() -> None:
         ({"blocks": [{"height": 100}]}, "outside the requested range"),
     ],
 )
-async def test_leaves_that_would_never_end_or_are_not_asked_for(page: dict[str, Any], problem: str) -> None:
+async def test_leaves_rejects_endless_or_unrequested_pages(page: dict[str, Any], problem: str) -> None:
     with pytest.raises(ChainAnswerError, match=problem):
         await node(200, json.dumps(page).encode()).leaves(ROUND_ID, 10, 99)
 
@@ -191,7 +191,7 @@ class BlocksOfLeaves:
         return ChainClient("http://node", transport=httpx.MockTransport(self))
 
 
-async def test_leaves_asks_for_fewer_heights_when_a_page_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaves_halves_span_when_page_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.chain.rest_client.PAGE", 50_000)
     node = BlocksOfLeaves(leaves=100)  # some 5,000 bytes a block
     blocks = await node.client().leaves(ROUND_ID, 1, 40)
@@ -200,7 +200,7 @@ async def test_leaves_asks_for_fewer_heights_when_a_page_is_too_long(monkeypatch
     assert len(node.asked) < 20
 
 
-async def test_leaves_refuses_a_block_that_is_too_long_for_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaves_rejects_block_longer_than_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.chain.rest_client.PAGE", 4_000)
     node = BlocksOfLeaves(leaves=100)
     with pytest.raises(ChainAnswerError, match="longer than 4000 bytes"):
@@ -208,7 +208,7 @@ async def test_leaves_refuses_a_block_that_is_too_long_for_a_page(monkeypatch: p
     assert node.asked == [(1, 4), (1, 2), (1, 1)]
 
 
-async def test_leaves_stops_when_more_come_than_the_tree_has() -> None:
+async def test_leaves_stops_at_maximum_number() -> None:
     node = BlocksOfLeaves(leaves=1)
     with pytest.raises(ChainAnswerError, match="more than 1500"):
         await node.client().leaves(ROUND_ID, 1, 2**40, most=1500)
@@ -249,7 +249,7 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
 
 
 @pytest.mark.parametrize("question", LIMITS)
-async def test_node_answer_is_read_up_to_the_limit_of_its_question(question: str) -> None:
+async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
     limit, ask = LIMITS[question]
     body = EndlessBody()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
@@ -277,19 +277,19 @@ async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatc
     assert threads[0] != threading.get_ident()
 
 
-async def test_search_refuses_more_transactions_than_a_page_has() -> None:
+async def test_search_rejects_more_transactions_than_page_size() -> None:
     page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
     rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(200, page)))
     with pytest.raises(ChainAnswerError, match="101 transactions on a page of 100"):
         await rpc.tx_search_reveals(ROUND_ID, 1, 9)
 
 
-async def test_a_round_of_another_id_is_refused() -> None:
+async def test_round_with_other_id_is_rejected() -> None:
     with pytest.raises(ChainAnswerError, match="another round"):
         await node(200, json.dumps({"round": recorded_round(1)}).encode()).round(b"\x22" * 32)
 
 
-async def test_bad_block_results() -> None:
+async def test_block_results_invalid_is_rejected() -> None:
     def rpc(value: object, status: int = 200) -> RpcClient:
         return RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(status, value)))
 

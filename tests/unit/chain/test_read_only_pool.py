@@ -24,7 +24,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("broken", "raised"), BROKEN.values(), ids=BROKEN)
-async def test_what_no_node_answers_sets_none_aside(broken: dict[str, Any], raised: type[ChainError]) -> None:
+async def test_read_only_pool_errors_do_not_affect_health(broken: dict[str, Any], raised: type[ChainError]) -> None:
     clock = FakeClock()
     network = Network(a=Node(clock), b=Node(clock))
     endpoints = network.endpoints(clock)
@@ -40,7 +40,7 @@ async def test_what_no_node_answers_sets_none_aside(broken: dict[str, Any], rais
     await onlooker.aclose()
 
 
-async def test_another_node_is_asked_where_one_does_not_answer() -> None:
+async def test_read_only_pool_calls_next_node_after_error() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=Node(clock))
     endpoints = network.endpoints(clock)

@@ -26,7 +26,7 @@ async def reader(clock: FakeClock, **nodes: Node) -> tuple[RevealHistory, Networ
     return RevealHistory(endpoints, transport=network), network
 
 
-async def test_the_reveals_that_counted_come_in_the_blocks_order() -> None:
+async def test_reveals_returns_counted_reveals_in_block_order() -> None:
     clock = FakeClock()
     node = Node(clock)
     node.include(450, TXS[0], ROWS[0]["tx"])
@@ -44,7 +44,7 @@ async def test_the_reveals_that_counted_come_in_the_blocks_order() -> None:
     await blocks.aclose()
 
 
-async def test_what_is_not_known_yet_is_not_taken_for_nothing() -> None:
+async def test_reveals_raises_while_result_is_unknown() -> None:
     clock = FakeClock()
     node = Node(clock)
     node.txs[450] = [TXS[0]]
@@ -57,7 +57,7 @@ async def test_what_is_not_known_yet_is_not_taken_for_nothing() -> None:
     await blocks.aclose()
 
 
-async def test_the_same_bytes_in_two_blocks_are_in_the_one_in_which_they_counted() -> None:
+async def test_reveals_same_transaction_is_in_counting_block_only() -> None:
     clock = FakeClock()
     node = Node(clock)
     node.include(448, TXS[0], ROWS[0]["tx"] | {"code": 5})
@@ -75,7 +75,7 @@ async def test_the_same_bytes_in_two_blocks_are_in_the_one_in_which_they_counted
     await blocks.aclose()
 
 
-async def test_a_block_is_gone_when_everyone_who_was_asked_says_so() -> None:
+async def test_reveals_raises_gone_when_all_nodes_pruned_block() -> None:
     clock = FakeClock()
     nodes = {"a": Node(clock, lowest=400), "b": Node(clock, lowest=300)}
     blocks, _ = await reader(clock, **nodes)

@@ -45,7 +45,7 @@ class Setting:
         await self.endpoints.check()
 
 
-async def test_learns_and_keeps_and_restores() -> None:
+async def test_registry_stores_and_restores_rounds() -> None:
     setting = Setting()
     assert setting.book.get(ROUND_ID) is None
     assert not setting.book.synced
@@ -64,7 +64,7 @@ async def test_learns_and_keeps_and_restores() -> None:
     assert [(p.id, p.options) for p in again.proposals] == [(1, (0, 1)), (2, (0, 1))]
 
 
-async def test_status_moves_forward() -> None:
+async def test_registry_status_moves_forward() -> None:
     setting = Setting()
     for status in (4, 1, 2, 3):
         setting.tell(recorded_round(1) | {"status": status})
@@ -99,7 +99,7 @@ odd_lists = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
 @odd_lists
-async def test_a_round_that_every_node_shows_oddly_is_frozen_and_the_others_go_on(
+async def test_round_invalid_on_all_nodes_is_frozen_alone(
     told: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
 ) -> None:
     setting = Setting(*hosts)
@@ -131,7 +131,7 @@ async def test_a_round_that_every_node_shows_oddly_is_frozen_and_the_others_go_o
 
 
 @odd_lists
-async def test_the_node_that_shows_a_round_as_it_should_be_is_used(told: list[dict[str, Any]], problem: str) -> None:
+async def test_registry_uses_node_with_correct_round(told: list[dict[str, Any]], problem: str) -> None:
     setting = Setting("a", "b")
     await setting.sync()
     known, kept = setting.book.get(ROUND_ID), setting.store.kept_rounds[ROUND_ID]
@@ -152,7 +152,7 @@ async def test_the_node_that_shows_a_round_as_it_should_be_is_used(told: list[di
     assert setting.book.frozen(ROUND_ID) is None
 
 
-async def test_a_round_that_was_never_readable_is_frozen_too_with_a_warning() -> None:
+async def test_round_never_readable_is_frozen_with_warning() -> None:
     setting = Setting()
     setting.tell(recorded_round(1), other_round() | {"status": 5})
     await setting.endpoints.check()
@@ -165,7 +165,7 @@ async def test_a_round_that_was_never_readable_is_frozen_too_with_a_warning() ->
 
 
 @pytest.mark.rule("R14")
-async def test_a_frozen_round_is_not_closed() -> None:
+async def test_frozen_round_is_not_closed() -> None:
     setting = Setting(now=VOTE_END + 50)
     await learn(setting)
     setting.tell(over())
@@ -181,7 +181,7 @@ async def test_a_frozen_round_is_not_closed() -> None:
     assert await setting.book.is_closed(ROUND_ID)
 
 
-async def test_a_closed_round_may_be_dropped_by_its_chain() -> None:
+async def test_closed_round_may_be_omitted_by_chain() -> None:
     setting = Setting(now=VOTE_END + 50)
     await learn(setting)
     setting.tell(over(2))
@@ -194,7 +194,7 @@ async def test_a_closed_round_may_be_dropped_by_its_chain() -> None:
     assert setting.book.frozen(ROUND_ID) is None
 
 
-async def test_nothing_is_known_when_no_node_gives_a_list() -> None:
+async def test_registry_sync_without_valid_list_raises() -> None:
     setting = Setting()
     await setting.endpoints.check()
     setting.tell(recorded_round(1) | {"vote_round_id": "eobB"})
@@ -203,7 +203,7 @@ async def test_nothing_is_known_when_no_node_gives_a_list() -> None:
     assert not setting.book.synced
 
 
-async def test_a_node_that_is_a_little_behind_is_honest() -> None:
+async def test_registry_accepts_slightly_lagging_node() -> None:
     setting = Setting("a", "b")
     await setting.sync()
     setting.tell(recorded_round(1) | {"status": 2})
@@ -230,7 +230,7 @@ async def learn(setting: Setting) -> None:
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("status", [2, 3])
-async def test_closed_by_a_processed_block_and_the_status(status: int) -> None:
+async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     setting = Setting(now=VOTE_END)
     await learn(setting)
     setting.tell(over(status))
@@ -250,7 +250,7 @@ async def test_closed_by_a_processed_block_and_the_status(status: int) -> None:
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("status", [1, 4])
-async def test_our_clock_alone_closes_nothing(status: int) -> None:
+async def test_round_is_not_closed_by_local_clock(status: int) -> None:
     setting = Setting(now=VOTE_END + 10**6)
     setting.tell(recorded_round(1) | {"status": status})
     await setting.sync()
@@ -260,7 +260,7 @@ async def test_our_clock_alone_closes_nothing(status: int) -> None:
 
 
 @pytest.mark.rule("R14")
-async def test_two_endpoints_must_agree_where_two_are_configured() -> None:
+async def test_round_closing_requires_two_nodes_if_configured() -> None:
     setting = Setting("a", "b", now=VOTE_END)
     await learn(setting)
     setting.nodes["a"].rounds = [over()]
@@ -282,7 +282,7 @@ async def test_two_endpoints_must_agree_where_two_are_configured() -> None:
 
 
 @pytest.mark.rule("R14")
-async def test_a_node_whose_own_blocks_are_before_the_end_closes_nothing() -> None:
+async def test_round_is_not_closed_by_node_before_end() -> None:
     setting = Setting(now=VOTE_END - 70)
     await learn(setting)
     setting.tell(over())
@@ -291,7 +291,7 @@ async def test_a_node_whose_own_blocks_are_before_the_end_closes_nothing() -> No
     assert not await setting.book.is_closed(ROUND_ID)
 
 
-async def test_closing_asks_for_whole_lists_only() -> None:
+async def test_round_closing_requests_whole_lists_only() -> None:
     setting = Setting("a", "b", now=VOTE_END)
     await learn(setting)
     setting.tell(over())
@@ -302,7 +302,7 @@ async def test_closing_asks_for_whole_lists_only() -> None:
     assert not any(ROUND_ID.hex() in path for path in asked)
 
 
-async def test_a_purged_round_is_not_learnt_again() -> None:
+async def test_purged_round_is_not_stored_again() -> None:
     setting = Setting(now=VOTE_END + 50)
     await learn(setting)
     setting.tell(over())
@@ -328,7 +328,7 @@ async def test_a_purged_round_is_not_learnt_again() -> None:
 
 
 @pytest.mark.rule("R15")
-async def test_a_round_whose_row_was_lost_is_kept_again_while_it_has_shares() -> None:
+async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
     setting = Setting(now=VOTE_END + 50)
     setting.store.with_shares = {ROUND_ID}
     setting.tell(over())
@@ -339,7 +339,7 @@ async def test_a_round_whose_row_was_lost_is_kept_again_while_it_has_shares() ->
     assert await setting.book.is_closed(ROUND_ID)
 
 
-async def test_the_revision_tells_when_a_look_is_worth_it() -> None:
+async def test_revision_increases_when_round_may_close() -> None:
     setting = Setting(now=VOTE_END + 50)
     await setting.sync()
     setting.book.processed(VOTE_END - 6.0)
@@ -362,7 +362,7 @@ async def test_the_revision_tells_when_a_look_is_worth_it() -> None:
     assert setting.book.revision == before, "when it is purged is a matter of time"
 
 
-async def test_what_another_host_closed_and_purged_is_taken_over_and_looked_at() -> None:
+async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     setting = Setting(now=VOTE_END + 50)
     await setting.sync()
     other = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
@@ -386,7 +386,7 @@ async def test_what_another_host_closed_and_purged_is_taken_over_and_looked_at()
     assert other.get(ROUND_ID) is None
 
 
-async def test_the_chain_of_a_database_is_remembered() -> None:
+async def test_registry_stores_chain_id() -> None:
     setting = Setting()
     await setting.sync()
     assert setting.store.meta == {"chain_id": "svote-1"}
@@ -416,7 +416,7 @@ def known_end(book: RoundRegistry) -> int:
 
 
 @pytest.mark.parametrize("end", [EARLIER, LATER])
-async def test_end_reported_by_two_nodes_is_taken_over_and_survives_restart(end: int) -> None:
+async def test_end_reported_by_two_nodes_is_applied_and_stored(end: int) -> None:
     setting = Setting("a", "b")
     await learn(setting)
     revision = setting.book.revision
@@ -437,7 +437,7 @@ async def test_end_reported_by_two_nodes_is_taken_over_and_survives_restart(end:
 
 
 @pytest.mark.parametrize("end", [EARLIER, LATER])
-async def test_end_reported_by_only_node_is_taken_over_after_ten_blocks(end: int) -> None:
+async def test_end_reported_by_only_node_is_applied_after_ten_blocks(end: int) -> None:
     setting = Setting()
     await learn(setting)
     setting.tell(moved(end))
@@ -460,7 +460,7 @@ async def test_end_reported_by_only_node_is_taken_over_after_ten_blocks(end: int
     assert setting.book.unconfirmed() == {}
 
 
-async def test_end_that_only_one_of_two_nodes_reports_changes_nothing() -> None:
+async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
     setting = Setting("a", "b")
     await learn(setting)
     setting.nodes["a"].rounds = [moved(EARLIER)]
@@ -483,7 +483,7 @@ async def test_end_that_only_one_of_two_nodes_reports_changes_nothing() -> None:
     assert setting.book.unconfirmed() == {}
 
 
-async def test_end_report_of_only_node_that_varies_is_counted_anew() -> None:
+async def test_end_report_of_only_node_restarts_when_value_changes() -> None:
     setting = Setting()
     await learn(setting)
     for number in range(3 * CONFIRMING_BLOCKS):
@@ -493,7 +493,7 @@ async def test_end_report_of_only_node_that_varies_is_counted_anew() -> None:
     assert known_end(setting.book) == VOTE_END
 
 
-async def test_old_end_of_node_a_little_behind_is_no_report() -> None:
+async def test_end_of_slightly_lagging_node_is_not_reported() -> None:
     setting = Setting("a", "b")
     await learn(setting)
     setting.tell(moved(LATER))
@@ -505,7 +505,7 @@ async def test_old_end_of_node_a_little_behind_is_no_report() -> None:
     assert setting.store.kept_rounds[ROUND_ID].vote_end_time == LATER
 
 
-async def test_end_that_another_host_confirmed_is_taken_over() -> None:
+async def test_end_confirmed_by_other_host_is_applied() -> None:
     setting = Setting("a", "b")
     await learn(setting)
     other = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
@@ -517,7 +517,7 @@ async def test_end_that_another_host_confirmed_is_taken_over() -> None:
 
 
 @pytest.mark.rule("R14")
-async def test_round_closes_at_changed_end_only_once_it_is_confirmed() -> None:
+async def test_round_closes_at_changed_end_once_confirmed() -> None:
     setting = Setting(now=VOTE_END)
     await learn(setting)
     setting.tell(moved(VOTE_END + 20, status=3))
@@ -563,7 +563,7 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(hos
 
 
 @pytest.mark.rule("R14")
-async def test_unknown_status_of_one_of_two_nodes_closes_nothing() -> None:
+async def test_unknown_status_of_one_of_two_nodes_does_not_close() -> None:
     setting = Setting("a", "b", now=VOTE_END + 50)
     await learn(setting)
     setting.nodes["a"].rounds = [recorded_round(1) | {"status": 5}]
@@ -582,7 +582,7 @@ def status_of(book: RoundRegistry) -> RoundStatus:
 
 
 @pytest.mark.parametrize("status", [2, 3])
-async def test_status_that_one_of_two_nodes_reports_changes_nothing(status: int) -> None:
+async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -> None:
     setting = Setting("a", "b")
     await learn(setting)
     setting.nodes["a"].rounds = [recorded_round(1) | {"status": status}]
@@ -607,7 +607,7 @@ async def test_status_that_one_of_two_nodes_reports_changes_nothing(status: int)
     assert len(setting.book.active()) == 1
 
 
-async def test_status_reported_by_only_node_before_end_is_taken_over_after_ten_blocks() -> None:
+async def test_status_reported_by_only_node_is_applied_after_ten_blocks() -> None:
     setting = Setting(now=VOTE_END - 3600)
     await learn(setting)
     setting.tell(recorded_round(1) | {"status": 2})
@@ -623,7 +623,7 @@ async def test_status_reported_by_only_node_before_end_is_taken_over_after_ten_b
 
 
 @pytest.mark.parametrize("status", [2, 3])
-async def test_stored_round_that_two_nodes_report_as_active_again_is_revealed_again(status: int) -> None:
+async def test_round_reported_active_again_by_two_nodes_is_active(status: int) -> None:
     setting = Setting("a", "b")
     setting.tell(recorded_round(1) | {"status": status})
     setting.store.with_shares = {ROUND_ID}
@@ -639,7 +639,7 @@ async def test_stored_round_that_two_nodes_report_as_active_again_is_revealed_ag
     assert setting.store.kept_rounds[ROUND_ID].status == RoundStatus.ACTIVE
 
 
-async def test_round_that_one_of_two_nodes_lists_first_as_over_is_learnt_as_active() -> None:
+async def test_round_listed_over_by_one_of_two_nodes_is_stored_as_active() -> None:
     setting = Setting("a", "b")
     setting.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     await setting.sync()
@@ -647,7 +647,7 @@ async def test_round_that_one_of_two_nodes_lists_first_as_over_is_learnt_as_acti
     assert len(setting.book.active()) == 1
 
 
-async def test_round_listed_as_over_by_first_node_is_unconfirmed_until_second_answers() -> None:
+async def test_round_listed_over_is_unconfirmed_until_second_node_answers() -> None:
     setting = Setting("a", "b")
     setting.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     b = setting.network.nodes.pop("b")
@@ -659,7 +659,7 @@ async def test_round_listed_as_over_by_first_node_is_unconfirmed_until_second_an
     assert len(setting.book.active()) == 1
 
 
-async def test_frozen_round_with_waiting_shares_is_reported_until_it_is_shown_correctly() -> None:
+async def test_frozen_round_with_waiting_shares_is_reported() -> None:
     setting = Setting()
     await learn(setting)
     setting.store.with_shares = {ROUND_ID}
@@ -684,7 +684,7 @@ def proposal_ids(book: RoundRegistry) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_proposals_that_one_of_two_nodes_reports_change_nothing(number: int) -> None:
+async def test_proposals_reported_by_one_of_two_nodes_are_not_applied(number: int) -> None:
     setting = Setting("a", "b")
     await learn(setting)
     setting.nodes["a"].rounds = [with_proposals(number)]
@@ -714,7 +714,7 @@ async def test_proposals_change_once_confirmed(hosts: tuple[str, ...]) -> None:
     assert not setting.book.has_unconfirmed_proposals(ROUND_ID)
 
 
-async def test_proposals_of_round_without_any_are_learnt_at_once() -> None:
+async def test_proposals_of_round_without_any_are_applied_immediately() -> None:
     setting = Setting("a", "b")
     setting.tell(with_proposals(0))
     await setting.sync()
@@ -724,7 +724,7 @@ async def test_proposals_of_round_without_any_are_learnt_at_once() -> None:
     assert proposal_ids(setting.book) == [1, 2]
 
 
-async def test_listed_over_rounds_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rounds_listed_as_over_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_registry, "MAX_PAST_ROUNDS", 3)
     setting = Setting()
     for start in range(1, 9):

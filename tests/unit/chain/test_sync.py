@@ -35,7 +35,7 @@ class Setting:
         return await self.follower.tick()
 
 
-async def test_syncs_with_each_block_and_once_after_it() -> None:
+async def test_follower_syncs_on_each_block_and_once_after() -> None:
     setting = Setting()
     assert await setting.follower.tick(), "nothing is known yet, nothing is wrong"
     assert not setting.follower.ready
@@ -53,7 +53,7 @@ async def test_syncs_with_each_block_and_once_after_it() -> None:
     assert setting.syncs() == 3
 
 
-async def test_errors_are_told_once_and_end_nothing() -> None:
+async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
     setting = Setting()
     setting.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
     with capture_logs() as logs:
@@ -68,7 +68,7 @@ async def test_errors_are_told_once_and_end_nothing() -> None:
     assert setting.follower.ready
 
 
-async def test_runs_until_cancelled() -> None:
+async def test_chain_follower_runs_until_cancelled() -> None:
     setting = Setting()
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
@@ -81,7 +81,7 @@ async def test_runs_until_cancelled() -> None:
             group.cancel_scope.cancel()
 
 
-async def test_a_probe_without_a_new_block_calls_for_no_look_but_a_failed_sync_is_tried_again(
+async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     setting, looks, probes = Setting(), list[bool](), list[int]()
@@ -118,7 +118,7 @@ async def test_a_probe_without_a_new_block_calls_for_no_look_but_a_failed_sync_i
             group.cancel_scope.cancel()
 
 
-async def test_who_waits_is_released_by_the_next_regular_sync_and_no_sooner() -> None:
+async def test_wait_next_sync_returns_after_next_scheduled_sync() -> None:
     setting = Setting()
     await setting.poll()
     await setting.poll()
