@@ -1,4 +1,4 @@
-"""Nodes that answer over an httpx transport, in the shapes of the recording, and a store in memory."""
+"""Fake chain nodes over an httpx transport, with recorded answers, and an in-memory store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 @dataclass
 class Node:
-    """One node. Empty blocks unless `txs` says otherwise; `faults` replace answers by a piece of the path."""
+    """A chain node. Blocks are empty except those in `txs`; `faults` replaces answers by a part of the path."""
 
     clock: FakeClock
     height: int = 463
@@ -97,12 +97,12 @@ class Node:
         if name in routes:
             return routes[name]()
         if "/tx/" in path:
-            found = self.results.get(name)
-            return answer(200, found) if found else answer(404, {"error": "tx not found"})
+            result = self.results.get(name)
+            return answer(200, result) if result else answer(404, {"error": "tx not found"})
         return httpx.Response(404, content=b"404 page not found")
 
     def include(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
-        """Put a transaction into a block, with what `GET /tx` says of it (a recorded `tx`)."""
+        """Add a transaction to a block, with the answer of `GET /tx` (a recorded `tx`)."""
         self.txs.setdefault(height, []).append(tx)
         self.results[sha256(tx).hexdigest().upper()] = result | {"height": str(height)}
 
@@ -166,8 +166,8 @@ class Node:
             if height in heights
             for result in (self.results[sha256(tx).hexdigest().upper()] for tx in self.txs[height])
         ]
-        found = every[(page - 1) * size : page * size]
-        return answer(200, {"result": {"txs": found, "total_count": str(len(every))}})
+        matches = every[(page - 1) * size : page * size]
+        return answer(200, {"result": {"txs": matches, "total_count": str(len(every))}})
 
 
 class Network(httpx.AsyncBaseTransport):
@@ -183,17 +183,17 @@ class Network(httpx.AsyncBaseTransport):
         return await node.handle(request)
 
     def endpoints(self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any) -> NodePool:
-        """All nodes as endpoints, in order, with their RPC at the same host when asked for."""
+        """Create a pool of all nodes, in order; `rpc` adds an RPC on the same host."""
         urls = [f"http://{host}:1317" for host in self.nodes]
         rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
         return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
 
 
 class MemoryStore(PartialStore):
-    """The chain's part of the store, without a disk."""
+    """An in-memory store with the methods that the chain package uses."""
 
     def __init__(self) -> None:
-        self.kept_rounds: dict[bytes, StoredRound] = {}
+        self.stored_rounds: dict[bytes, StoredRound] = {}
         self.spent: list[Spent] = []
         self.heights: list[int] = []
         self.reached: int | None = None
@@ -208,32 +208,32 @@ class MemoryStore(PartialStore):
         self.full = False
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
-        for told in rounds:
-            known = self.kept_rounds.get(told.round_id)
-            self.kept_rounds[told.round_id] = StoredRound(
-                round_id=told.round_id,
-                status=int(told.status),
-                vote_end_time=told.vote_end_time,
-                created_at_height=told.created_at_height,
-                proposals=tuple((proposal.id, tuple(proposal.options)) for proposal in told.proposals),
+        for listed in rounds:
+            known = self.stored_rounds.get(listed.round_id)
+            self.stored_rounds[listed.round_id] = StoredRound(
+                round_id=listed.round_id,
+                status=int(listed.status),
+                vote_end_time=listed.vote_end_time,
+                created_at_height=listed.created_at_height,
+                proposals=tuple((proposal.id, tuple(proposal.options)) for proposal in listed.proposals),
                 closed_at=known.closed_at if known else None,
                 alerted_at=None,
             )
 
     async def rounds(self) -> list[StoredRound]:
-        return list(self.kept_rounds.values())
+        return list(self.stored_rounds.values())
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
-        self.kept_rounds[round_id] = replace(self.kept_rounds[round_id], closed_at=now)
+        self.stored_rounds[round_id] = replace(self.stored_rounds[round_id], closed_at=now)
 
     async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
         self.heights.append(height)
         return await self.add_spent(spent)
 
     async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
-        self.spent += [one for one in spent if one not in self.spent]
+        self.spent += [reveal for reveal in spent if reveal not in self.spent]
         self.sent = [reveal for reveal in self.sent if (reveal.round_id, reveal.nullifier) not in spent]
-        return [self.ours.pop(one) for one in spent if one in self.ours]
+        return [self.ours.pop(reveal) for reveal in spent if reveal in self.ours]
 
     async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         return [reveal for reveal in self.sent if reveal.share_id > after_id][:limit]
@@ -255,7 +255,7 @@ class MemoryStore(PartialStore):
         self.reached = height
 
     async def move_back(self, height: int, *, first: int) -> None:
-        self.heights = [seen for seen in self.heights if seen <= height]
+        self.heights = [applied for applied in self.heights if applied <= height]
         self.reached = height
         self.unread = remove_range(self.unread, height + 1, 2**63)
         if first <= height:
@@ -272,13 +272,13 @@ class MemoryStore(PartialStore):
     async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
         if self.full:
             raise StoreError("no space")
-        kept = self.leaves.setdefault(round_id, [])
-        assert sum(len(row) for _, row in kept) == start_index * 32
-        kept.append((height, leaves))
+        rows = self.leaves.setdefault(round_id, [])
+        assert sum(len(row) for _, row in rows) == start_index * 32
+        rows.append((height, leaves))
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
-        kept = self.leaves.get(round_id, [])
-        return b"".join(row for _, row in kept), max((height for height, _ in kept), default=0)
+        rows = self.leaves.get(round_id, [])
+        return b"".join(row for _, row in rows), max((height for height, _ in rows), default=0)
 
     async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
         self.subtrees[round_id] = self.subtrees.get(round_id, b"")[: first_index * 1023 * 32] + subtrees

@@ -1,4 +1,4 @@
-"""What an answer of a node proves about what it did not contain."""
+"""Proof of absence by a node's answer, and first arrivals."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def covering(height: int, time: float) -> Observation:
     ("height", "time", "offsets", "proven"),
     [
         (50 + ABSENCE_BLOCKS, 100.0 + ALLOWANCE, (0.2, 0.2), True),
-        (50 + ABSENCE_BLOCKS - 1, 200.0, (0.2, 0.2), False),  # a lag could hide that our clock is behind
-        (90, 100.0 + ALLOWANCE - 0.1, (0.2, 0.2), False),  # made before the arrival, for what is known
-        (90, 104.0, (-5.0, 0.2), False),  # our clock was behind at the arrival
-        (90, 104.0, (0.2, -5.0), False),  # that our clock is behind was seen later
+        (50 + ABSENCE_BLOCKS - 1, 200.0, (0.2, 0.2), False),  # A lag could hide that the local clock is behind.
+        (90, 100.0 + ALLOWANCE - 0.1, (0.2, 0.2), False),  # Possibly made before the arrival.
+        (90, 104.0, (-5.0, 0.2), False),  # The local clock was behind at the arrival.
+        (90, 104.0, (0.2, -5.0), False),  # A local clock that is behind was detected later.
         (90, 105.0 + ALLOWANCE, (-5.0, -5.0), True),
-        (90, 100.0 + ALLOWANCE, (math.inf, 60.0), True),  # a lag, or a clock ahead: no correction
+        (90, 100.0 + ALLOWANCE, (math.inf, 60.0), True),  # A lag, or a clock that is ahead, needs no correction.
     ],
 )
 def test_proves_absence_requires_later_block_by_time_and_height(

@@ -1,4 +1,4 @@
-"""Trees follow the chain leaf by leaf, and nothing of them counts before its root was the chain's."""
+"""Commitment-tree sync: growth, verification of roots, damaged trees, contradicting nodes."""
 
 from __future__ import annotations
 
@@ -20,89 +20,89 @@ ROOT = b64decode(recorded("tree, latest")["response"]["tree"]["root"])
 
 
 async def test_tree_sync_matches_recorded_tree() -> None:
-    setting = Setting()
-    await setting.start()
-    assert setting.trees.anchor(ROUND_ID) is None
-    await setting.trees.sync(100)
-    anchor = setting.trees.anchor(ROUND_ID)
+    env = Setting()
+    await env.start()
+    assert env.trees.anchor(ROUND_ID) is None
+    await env.trees.sync(100)
+    anchor = env.trees.anchor(ROUND_ID)
     assert anchor == Anchor(84, 3, ROOT)
-    assert setting.trees.anchor_at(ROUND_ID, 84) == anchor
-    assert setting.trees.anchor_at(ROUND_ID, 85) is None
-    assert (setting.trees.size(ROUND_ID), setting.trees.synced_height) == (3, 100)
-    vote = setting.trees.leaf(ROUND_ID, 2)
+    assert env.trees.anchor_at(ROUND_ID, 84) == anchor
+    assert env.trees.anchor_at(ROUND_ID, 85) is None
+    assert (env.trees.size(ROUND_ID), env.trees.synced_height) == (3, 100)
+    vote = env.trees.leaf(ROUND_ID, 2)
     assert vote == b64decode(recorded("leaves")["response"]["blocks"][1]["leaves"][1])
-    assert [setting.trees.leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
-    assert len(await setting.trees.path(ROUND_ID, 2, anchor)) == 24 * 32
-    assert await setting.store.load_leaves(ROUND_ID) == (
+    assert [env.trees.leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
+    assert len(await env.trees.path(ROUND_ID, 2, anchor)) == 24 * 32
+    assert await env.store.load_leaves(ROUND_ID) == (
         b"".join(b64decode(x) for block in recorded("leaves")["response"]["blocks"] for x in block["leaves"]),
         84,
     )
 
 
 async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
-    setting, chain = Setting(), Chain()
+    env, chain = Setting(), Chain()
     chain.append(60, 1, 2)
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    first = setting.trees.anchor(ROUND_ID)
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    first = env.trees.anchor(ROUND_ID)
     assert first is not None
-    path = await setting.trees.path(ROUND_ID, 1, first)
+    path = await env.trees.path(ROUND_ID, 1, first)
     chain.append(70, 3)
     chain.append(90, 4, 5)
-    chain.show(*setting.nodes)
-    before = len(setting.nodes[0].asked)
-    await setting.trees.sync(100)
-    assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
-    assert setting.trees.anchor_at(ROUND_ID, 60) == first
-    assert await setting.trees.path(ROUND_ID, 1, first) == path
-    asked = setting.nodes[0].asked[before:]
+    chain.show(*env.nodes)
+    before = len(env.nodes[0].asked)
+    await env.trees.sync(100)
+    assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
+    assert env.trees.anchor_at(ROUND_ID, 60) == first
+    assert await env.trees.path(ROUND_ID, 1, first) == path
+    asked = env.nodes[0].asked[before:]
     assert [path.rsplit("/", 1)[1] for path in asked] == ["latest", "leaves?from_height=61&to_height=90"]
-    before = len(setting.nodes[0].asked)
-    await setting.trees.sync(101)
-    assert len(setting.nodes[0].asked) == before + 1, "nothing new: one question"
+    before = len(env.nodes[0].asked)
+    await env.trees.sync(101)
+    assert len(env.nodes[0].asked) == before + 1, "nothing new: one question"
 
 
 async def test_tree_restored_after_restart_is_verified_before_use() -> None:
-    setting, chain = Setting(), Chain()
+    env, chain = Setting(), Chain()
     for height in range(60, 70):
         chain.append(height, *range(height * 1000, height * 1000 + 300))
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    assert len(setting.store.subtrees[ROUND_ID]) == 2 * 1023 * 32
-    trees = await setting.again()
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    assert len(env.store.subtrees[ROUND_ID]) == 2 * 1023 * 32
+    trees = await env.again()
     assert trees.anchor(ROUND_ID) is None
     assert trees.leaf(ROUND_ID, 0) is None
-    before = len(setting.nodes[0].asked)
+    before = len(env.nodes[0].asked)
     await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(69, 3000, chain.tree.root())
     assert trees.leaf(ROUND_ID, 2999) == leaf(69_299)
-    assert len(setting.nodes[0].asked) == before + 1, "no leaf was fetched again"
+    assert len(env.nodes[0].asked) == before + 1, "no leaf was fetched again"
 
 
 @pytest.mark.parametrize("damage", ["leaves", "subtrees", "encoding", "length"])
 async def test_tree_sync_refetches_damaged_stored_tree(damage: str) -> None:
-    setting, chain = Setting(), Chain()
+    env, chain = Setting(), Chain()
     chain.append(60, *range(1, 1101))
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    height, leaves = setting.store.leaves[ROUND_ID][0]
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    height, leaves = env.store.leaves[ROUND_ID][0]
     if damage == "leaves":
-        setting.store.leaves[ROUND_ID] = [(height, leaves[:-32] + leaf(7))]
+        env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + leaf(7))]
     elif damage == "encoding":
-        setting.store.leaves[ROUND_ID] = [(height, leaves[:-32] + b"\xff" * 32)]
+        env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + b"\xff" * 32)]
     elif damage == "subtrees":
-        setting.store.subtrees[ROUND_ID] = setting.store.subtrees[ROUND_ID][:-32] + leaf(7)
+        env.store.subtrees[ROUND_ID] = env.store.subtrees[ROUND_ID][:-32] + leaf(7)
     else:
-        setting.store.subtrees[ROUND_ID] *= 2
-    trees = await setting.again()
+        env.store.subtrees[ROUND_ID] *= 2
+    trees = await env.again()
     with capture_logs() as logs:
         await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(60, 1100, chain.tree.root())
-    assert setting.rested() == []
-    assert (await setting.store.load_leaves(ROUND_ID))[0] == leaves
+    assert env.rested() == []
+    assert (await env.store.load_leaves(ROUND_ID))[0] == leaves
     assert logs or damage in ("encoding", "length"), "those are found, and told, when they are read"
 
 
@@ -132,261 +132,261 @@ KINDS = ["root", "gap", "overlap", "missing", "order", "encoding", "leaf", "size
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None:
-    setting, chain = Setting("liar", "honest"), Chain()
+    env, chain = Setting("liar", "honest"), Chain()
     chain.append(60, 1, 2)
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    first = setting.trees.anchor(ROUND_ID)
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    first = env.trees.anchor(ROUND_ID)
     for height in (70, 80, 90):
         chain.append(height, height)
-    chain.show(*setting.nodes)
-    lies(setting.nodes[0], kind)
+    chain.show(*env.nodes)
+    lies(env.nodes[0], kind)
     with capture_logs() as logs:
-        await setting.trees.sync(100)
+        await env.trees.sync(100)
     assert [log["endpoint"] for log in logs if log["event"] == "node_not_fresh"] == ["liar:1317"]
     assert f"tree of round {ROUND_ID.hex()[:8]}" in logs[0]["reason"]
-    assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
+    assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
     assert first is not None
-    assert setting.trees.anchor_at(ROUND_ID, 60) == first
+    assert env.trees.anchor_at(ROUND_ID, 60) == first
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None:
-    setting, chain = Setting(), Chain()
+    env, chain = Setting(), Chain()
     chain.append(60, 1, 2)
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    first, kept = setting.trees.anchor(ROUND_ID), await setting.store.load_leaves(ROUND_ID)
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    first, stored = env.trees.anchor(ROUND_ID), await env.store.load_leaves(ROUND_ID)
     for height in (70, 80, 90):
         chain.append(height, height)
-    chain.show(*setting.nodes)
-    lies(setting.nodes[0], kind)
+    chain.show(*env.nodes)
+    lies(env.nodes[0], kind)
     with pytest.raises(ChainUnavailable):
-        await setting.trees.sync(100)
-    assert setting.trees.anchor(ROUND_ID) == first
-    assert setting.trees.size(ROUND_ID) == 2
-    assert setting.trees.leaf(ROUND_ID, 2) is None
-    assert await setting.store.load_leaves(ROUND_ID) == kept
-    setting.clock.advance(1)
-    chain.show(*setting.nodes)
-    await setting.trees.sync(101)
-    assert setting.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
+        await env.trees.sync(100)
+    assert env.trees.anchor(ROUND_ID) == first
+    assert env.trees.size(ROUND_ID) == 2
+    assert env.trees.leaf(ROUND_ID, 2) is None
+    assert await env.store.load_leaves(ROUND_ID) == stored
+    env.clock.advance(1)
+    chain.show(*env.nodes)
+    await env.trees.sync(101)
+    assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
 
 
 async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
-    setting, chain, other = Setting(), Chain(), Chain()
+    env, chain, other = Setting(), Chain(), Chain()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    other.show(*setting.nodes)
-    for said in (None, "no node returns a consistent tree of the round"):
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    other.show(*env.nodes)
+    for reason in (None, "no node returns a consistent tree of the round"):
         with pytest.raises(ChainUnavailable):
-            await setting.trees.sync(101)
-        assert setting.trees.contradicted(ROUND_ID) == said
-        setting.clock.advance(2)
-    setting.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
+            await env.trees.sync(101)
+        assert env.trees.contradicted(ROUND_ID) == reason
+        env.clock.advance(2)
+    env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
     with pytest.raises(ChainUnavailable):
-        await setting.trees.sync(101)
-    assert setting.trees.contradicted(ROUND_ID), "nobody else has shown it since"
-    setting.nodes[0].faults.clear()
-    setting.clock.advance(10)
-    chain.show(*setting.nodes)
-    await setting.trees.sync(102)
-    assert setting.trees.contradicted(ROUND_ID) is None
+        await env.trees.sync(101)
+    assert env.trees.contradicted(ROUND_ID), "nobody else has shown it since"
+    env.nodes[0].faults.clear()
+    env.clock.advance(10)
+    chain.show(*env.nodes)
+    await env.trees.sync(102)
+    assert env.trees.contradicted(ROUND_ID) is None
 
 
 async def test_tree_contradicted_by_one_of_two_nodes_stays_usable() -> None:
-    setting, chain, other = Setting("a", "b"), Chain(), Chain()
+    env, chain, other = Setting("a", "b"), Chain(), Chain()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    other.show(setting.nodes[0])
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    other.show(env.nodes[0])
     for head in (101, 102, 103):
-        await setting.trees.sync(head)
-        setting.clock.advance(3)
-        assert setting.trees.contradicted(ROUND_ID) is None
+        await env.trees.sync(head)
+        env.clock.advance(3)
+        assert env.trees.contradicted(ROUND_ID) is None
 
 
 async def test_tree_sync_rejects_root_far_above_newest_block() -> None:
-    setting, chain = Setting("liar", "honest"), Chain()
+    env, chain = Setting("liar", "honest"), Chain()
     chain.append(60, 1, 2)
-    chain.show(*setting.nodes)
-    await setting.start()
-    setting.nodes[0].tree = setting.nodes[0].tree | {"height": 2**40}
-    await setting.trees.sync(100)
-    assert setting.trees.anchor(ROUND_ID) == Anchor(60, 2, chain.tree.root())
-    assert not any("/leaves" in path for path in setting.nodes[0].asked)
+    chain.show(*env.nodes)
+    await env.start()
+    env.nodes[0].tree = env.nodes[0].tree | {"height": 2**40}
+    await env.trees.sync(100)
+    assert env.trees.anchor(ROUND_ID) == Anchor(60, 2, chain.tree.root())
+    assert not any("/leaves" in path for path in env.nodes[0].asked)
 
 
 async def test_tree_sync_rejects_other_root_at_known_height() -> None:
-    setting, chain, other = Setting("a", "b"), Chain(), Chain()
+    env, chain, other = Setting("a", "b"), Chain(), Chain()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
-    chain.show(*setting.nodes)
-    await setting.start()
-    await setting.trees.sync(100)
-    other.show(setting.nodes[0])
-    await setting.trees.sync(101)
-    assert setting.rested() == ["a:1317"]
-    assert "belongs to another tree" in str(setting.endpoints.reasons()["a:1317"])
+    chain.show(*env.nodes)
+    await env.start()
+    await env.trees.sync(100)
+    other.show(env.nodes[0])
+    await env.trees.sync(101)
+    assert env.rested() == ["a:1317"]
+    assert "belongs to another tree" in str(env.endpoints.reasons()["a:1317"])
 
 
 async def test_tree_sync_accepts_lagging_node() -> None:
-    setting, chain = Setting("ahead", "behind"), Chain()
+    env, chain = Setting("ahead", "behind"), Chain()
     chain.append(60, 1, 2)
-    chain.show(*setting.nodes)
-    await setting.start()
+    chain.show(*env.nodes)
+    await env.start()
     chain.append(100, 3)
-    chain.show(setting.nodes[0])
-    await setting.trees.sync(100)
-    del setting.network.nodes["ahead"]
-    await setting.endpoints.check()
-    await setting.trees.sync(100)
-    assert setting.rested() == ["ahead:1317"]
-    assert setting.trees.anchor(ROUND_ID) == Anchor(100, 3, chain.tree.root())
+    chain.show(env.nodes[0])
+    await env.trees.sync(100)
+    del env.network.nodes["ahead"]
+    await env.endpoints.check()
+    await env.trees.sync(100)
+    assert env.rested() == ["ahead:1317"]
+    assert env.trees.anchor(ROUND_ID) == Anchor(100, 3, chain.tree.root())
 
 
 async def test_tree_sync_puts_node_without_tree_into_backoff() -> None:
-    setting = Setting()
-    await setting.start()
-    await setting.trees.sync(100)
-    setting.nodes[0].tree = {}
+    env = Setting()
+    await env.start()
+    await env.trees.sync(100)
+    env.nodes[0].tree = {}
     with pytest.raises(ChainUnavailable, match="has no leaves at a height where it had them"):
-        await setting.trees.sync(100)
-    assert setting.trees.size(ROUND_ID) == 3
+        await env.trees.sync(100)
+    assert env.trees.size(ROUND_ID) == 3
 
 
 async def test_tree_sync_stores_leaves_later_after_disk_error() -> None:
-    setting = Setting()
-    await setting.start()
-    setting.store.full = True
+    env = Setting()
+    await env.start()
+    env.store.full = True
     with pytest.raises(StoreError):
-        await setting.trees.sync(100)
-    assert setting.trees.size(ROUND_ID) == 3, "it was checked, so it may be used"
-    setting.store.full = False
-    await setting.trees.sync(101)
-    assert (await setting.store.load_leaves(ROUND_ID))[1] == 84
+        await env.trees.sync(100)
+    assert env.trees.size(ROUND_ID) == 3, "it was checked, so it may be used"
+    env.store.full = False
+    await env.trees.sync(101)
+    assert (await env.store.load_leaves(ROUND_ID))[1] == 84
 
 
 async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
-    setting = Setting()
-    setting.nodes[0].tree = {}
-    await setting.start()
-    await setting.trees.sync(100)
-    assert (setting.trees.size(ROUND_ID), setting.trees.anchor(ROUND_ID)) == (0, None)
-    assert setting.trees.leaf(b"\x11" * 32, 0) is None
+    env = Setting()
+    env.nodes[0].tree = {}
+    await env.start()
+    await env.trees.sync(100)
+    assert (env.trees.size(ROUND_ID), env.trees.anchor(ROUND_ID)) == (0, None)
+    assert env.trees.leaf(b"\x11" * 32, 0) is None
 
 
 async def test_tree_sync_ignores_inactive_rounds() -> None:
-    setting = Setting()
-    setting.nodes[0].rounds = [recorded_round(1) | {"status": 2}]
-    await setting.start()
-    await setting.trees.sync(100)
-    assert not any("commitment-tree" in path for path in setting.nodes[0].asked)
+    env = Setting()
+    env.nodes[0].rounds = [recorded_round(1) | {"status": 2}]
+    await env.start()
+    await env.trees.sync(100)
+    assert not any("commitment-tree" in path for path in env.nodes[0].asked)
 
 
 async def test_wait_next_sync_sends_no_request() -> None:
-    setting = Setting()
-    await setting.start()
-    before = list(setting.nodes[0].asked)
-    assert not await setting.trees.wait_next_sync(0.01)
-    assert setting.nodes[0].asked == before
+    env = Setting()
+    await env.start()
+    before = list(env.nodes[0].asked)
+    assert not await env.trees.wait_next_sync(0.01)
+    assert env.nodes[0].asked == before
 
     results: list[bool] = []
 
     async def wait() -> None:
-        results.append(await setting.trees.wait_next_sync(30))
+        results.append(await env.trees.wait_next_sync(30))
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            assert setting.nodes[0].asked == before
-            await setting.trees.sync(100)
+            assert env.nodes[0].asked == before
+            await env.trees.sync(100)
     assert results == [True]
 
 
 async def test_in_step_does_not_count_as_sync() -> None:
-    setting = Setting()
-    await setting.start()
-    await setting.trees.sync(100)
+    env = Setting()
+    await env.start()
+    await env.trees.sync(100)
     results: list[bool] = []
 
     async def wait() -> None:
-        results.append(await setting.trees.wait_next_sync(30))
+        results.append(await env.trees.wait_next_sync(30))
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            setting.trees.in_step(100)
+            env.trees.in_step(100)
             await anyio.wait_all_tasks_blocked()
             assert results == []
-            await setting.trees.sync(100)
+            await env.trees.sync(100)
     assert results == [True]
 
 
 async def test_wait_next_sync_ignores_sync_already_begun() -> None:
-    setting = Setting()
-    await setting.start()
+    env = Setting()
+    await env.start()
     gate = anyio.Event()
-    load = setting.endpoints.call_endpoint
+    load = env.endpoints.call_endpoint
 
     async def slow(*args: Any, **kwargs: Any) -> Any:
         await gate.wait()
         return await load(*args, **kwargs)
 
-    setting.endpoints.call_endpoint = slow  # type: ignore[method-assign]
+    env.endpoints.call_endpoint = slow  # type: ignore[method-assign]
     done: list[bool] = []
 
     async def wait() -> None:
-        done.append(await setting.trees.wait_next_sync(30))
+        done.append(await env.trees.wait_next_sync(30))
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            group.start_soon(setting.trees.sync, 100)
+            group.start_soon(env.trees.sync, 100)
             await anyio.wait_all_tasks_blocked()
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
             gate.set()
-            while setting.trees.synced_height < 100:
+            while env.trees.synced_height < 100:
                 await anyio.sleep(0)
             await anyio.wait_all_tasks_blocked()
             assert done == []
-            await setting.trees.sync(101)
+            await env.trees.sync(101)
     assert done == [True]
 
 
 async def test_tree_stays_until_its_round_is_purged() -> None:
-    setting = Setting()
-    await setting.start()
-    await setting.trees.sync(100)
-    vote = setting.trees.leaf(ROUND_ID, 2)
-    setting.nodes[0].rounds = [recorded_round(1) | {"status": 3}]
-    await setting.rounds.sync(100)
-    await setting.store.mark_closed(ROUND_ID, 1.0)
-    await setting.trees.sync(100)
-    assert setting.trees.leaf(ROUND_ID, 2) == vote
-    trees = await setting.again()
+    env = Setting()
+    await env.start()
+    await env.trees.sync(100)
+    vote = env.trees.leaf(ROUND_ID, 2)
+    env.nodes[0].rounds = [recorded_round(1) | {"status": 3}]
+    await env.rounds.sync(100)
+    await env.store.mark_closed(ROUND_ID, 1.0)
+    await env.trees.sync(100)
+    assert env.trees.leaf(ROUND_ID, 2) == vote
+    trees = await env.again()
     assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
-    setting.rounds.forget(ROUND_ID)
+    env.rounds.forget(ROUND_ID)
     await trees.sync(100)
     assert trees.unchecked_leaf(ROUND_ID, 2) is None
 
 
 async def test_tree_loaded_from_store_is_not_verified() -> None:
-    setting = Setting()
-    await setting.start()
-    await setting.trees.sync(100)
-    vote = setting.trees.leaf(ROUND_ID, 2)
-    assert setting.trees.unchecked_leaf(ROUND_ID, 2) is None
-    trees = await setting.again()
+    env = Setting()
+    await env.start()
+    await env.trees.sync(100)
+    vote = env.trees.leaf(ROUND_ID, 2)
+    assert env.trees.unchecked_leaf(ROUND_ID, 2) is None
+    trees = await env.again()
     assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
     assert [trees.unchecked_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
     await trees.sync(100)
@@ -397,7 +397,7 @@ OTHER = bytes([1]) * 32
 
 
 def broken(node: Node) -> None:
-    """A second, older round, whose tree the node tells as nonsense."""
+    """Add a second, older round for whose tree the node returns invalid data."""
     raw = recorded_round(1)
     first = raw | {"vote_round_id": b64encode(OTHER).decode(), "created_at_height": "1"}
     node.rounds = [first, raw]
@@ -405,75 +405,75 @@ def broken(node: Node) -> None:
 
 
 async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
-    setting = Setting()
-    broken(setting.nodes[0])
-    await setting.start()
-    assert [known.round_id for known in setting.rounds.active()] == [OTHER, ROUND_ID]
+    env = Setting()
+    broken(env.nodes[0])
+    await env.start()
+    assert [known.round_id for known in env.rounds.active()] == [OTHER, ROUND_ID]
     with capture_logs() as logs:
-        await setting.trees.sync(100)
+        await env.trees.sync(100)
     assert [log["round"] for log in logs if log["event"] == "tree_sync_failed"] == [OTHER.hex()[:8]]
-    assert setting.rested() == []
-    assert setting.trees.size(ROUND_ID) == 3
-    assert not setting.trees.lacks(OTHER, ShareArrival(0.0, 0, 0.0))
-    before = len(setting.nodes[0].asked)
-    await setting.trees.sync(100)
-    asked = setting.nodes[0].asked[before:]
+    assert env.rested() == []
+    assert env.trees.size(ROUND_ID) == 3
+    assert not env.trees.lacks(OTHER, ShareArrival(0.0, 0, 0.0))
+    before = len(env.nodes[0].asked)
+    await env.trees.sync(100)
+    asked = env.nodes[0].asked[before:]
     assert not any(OTHER.hex() in path for path in asked), "its next attempt waits"
     path = f"/commitment-tree/{OTHER.hex()}/"
-    setting.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
-    setting.clock.advance(2)
+    env.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
+    env.clock.advance(2)
     with capture_logs() as logs:
-        await setting.trees.sync(100)
+        await env.trees.sync(100)
     assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree_sync_recovered"]
 
 
 async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
-    setting = Setting()
-    await setting.start()
-    setting.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(500)
+    env = Setting()
+    await env.start()
+    env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(500)
     for _ in range(60):
         with pytest.raises(ChainUnavailable, match="latest: HTTP 500"):
-            await setting.trees.sync(100)
-        setting.clock.advance(1)
-    assert 5 <= sum("/commitment-tree/" in path for path in setting.nodes[0].asked) <= 7
-    assert setting.rested() == []
-    assert setting.trees.contradicted(ROUND_ID) is None, "it shows no tree, so it contradicts none"
-    setting.nodes[0].faults.clear()
-    setting.clock.advance(30)
-    await setting.trees.sync(100)
-    assert setting.trees.size(ROUND_ID) == 3
+            await env.trees.sync(100)
+        env.clock.advance(1)
+    assert 5 <= sum("/commitment-tree/" in path for path in env.nodes[0].asked) <= 7
+    assert env.rested() == []
+    assert env.trees.contradicted(ROUND_ID) is None, "it shows no tree, so it contradicts none"
+    env.nodes[0].faults.clear()
+    env.clock.advance(30)
+    await env.trees.sync(100)
+    assert env.trees.size(ROUND_ID) == 3
 
 
 async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = Setting()
-    setting.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER).decode()})
-    await setting.start()
-    await setting.trees.sync(100)
-    load = setting.store.load_leaves
+    env = Setting()
+    env.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER).decode()})
+    await env.start()
+    await env.trees.sync(100)
+    load = env.store.load_leaves
 
     async def fails(round_id: bytes) -> tuple[bytes, int]:
         if round_id == OTHER:
             raise StoreError("unreadable")
         return await load(round_id)
 
-    monkeypatch.setattr(setting.store, "load_leaves", fails)
-    trees = await setting.again()
+    monkeypatch.setattr(env.store, "load_leaves", fails)
+    trees = await env.again()
     assert trees.unchecked_leaf(ROUND_ID, 2) is not None
 
 
-async def _follow(setting: Setting, blocks: int) -> None:
-    """Let blocks pass, one every 5 s, each synced when it is seen and once more a second later."""
-    node = setting.nodes[0]
+async def _follow(env: Setting, blocks: int) -> None:
+    """Advance by blocks, one every 5 s; each is synced when it is detected and once more a second later."""
+    node = env.nodes[0]
     for _ in range(blocks):
         node.height += 1
         node.age = 0.0
-        setting.clock.advance(4)
+        env.clock.advance(4)
         for _ in range(2):
-            setting.clock.advance(0.5)
+            env.clock.advance(0.5)
             node.age += 0.5
-            await setting.endpoints.check()
-            await setting.rounds.sync(node.height)
-            await setting.trees.sync(node.height)
+            await env.endpoints.check()
+            await env.rounds.sync(node.height)
+            await env.trees.sync(node.height)
 
 
 UNKNOWN = b"\x09" * 32
@@ -481,30 +481,30 @@ UNKNOWN = b"\x09" * 32
 
 @pytest.mark.parametrize("round_id", [ROUND_ID, UNKNOWN])
 async def test_lacks_is_true_once_blocks_after_arrival_are_covered(round_id: bytes) -> None:
-    setting = Setting()
-    await setting.start()
-    await _follow(setting, 3)
-    arrival = setting.trees.arrival()
-    assert arrival.height == setting.nodes[0].height
+    env = Setting()
+    await env.start()
+    await _follow(env, 3)
+    arrival = env.trees.arrival()
+    assert arrival.height == env.nodes[0].height
     for _ in range(ABSENCE_BLOCKS):
-        assert not setting.trees.lacks(round_id, arrival)
-        await _follow(setting, 1)
-    assert setting.trees.lacks(round_id, arrival)
-    assert not setting.trees.lacks(round_id, setting.trees.arrival())
+        assert not env.trees.lacks(round_id, arrival)
+        await _follow(env, 1)
+    assert env.trees.lacks(round_id, arrival)
+    assert not env.trees.lacks(round_id, env.trees.arrival())
 
 
 async def test_lacks_covers_only_blocks_of_the_node_that_listed_rounds() -> None:
-    setting = Setting("ahead", "behind")
-    ahead, behind = setting.nodes
-    await setting.start()
-    await _follow(setting, 1)
-    arrival = setting.trees.arrival()
+    env = Setting("ahead", "behind")
+    ahead, behind = env.nodes
+    await env.start()
+    await _follow(env, 1)
+    arrival = env.trees.arrival()
     behind.height, ahead.height = ahead.height, ahead.height + ABSENCE_BLOCKS + 1
-    setting.clock.advance(5)
+    env.clock.advance(5)
     ahead.faults["/rounds"] = lambda _: httpx.Response(500, content=b"{}")
-    await setting.endpoints.check()
+    await env.endpoints.check()
     for _ in range(2):
-        await setting.rounds.sync(ahead.height)
-        await setting.trees.sync(ahead.height)
-        setting.clock.advance(0.5)
-    assert not setting.trees.lacks(UNKNOWN, arrival), "the list came from the node that is behind"
+        await env.rounds.sync(ahead.height)
+        await env.trees.sync(ahead.height)
+        env.clock.advance(0.5)
+    assert not env.trees.lacks(UNKNOWN, arrival), "the list came from the node that is behind"

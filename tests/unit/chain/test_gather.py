@@ -1,4 +1,4 @@
-"""The same work for many things: in their order, no more at once than was said, and none after a trouble."""
+"""`gather_limited`: order of results, concurrency limit, stop after an error."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ async def test_gather_limited_runs_exactly_limit_concurrently() -> None:
         await together.wait()
         under_way -= 1
 
-    async with asyncio.timeout(PATIENCE):  # two at once would wait for a third
+    async with asyncio.timeout(PATIENCE):  # Two concurrent calls would wait for a third.
         await gather_limited(range(21), work, 3)
     assert most == 3

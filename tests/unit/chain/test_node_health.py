@@ -1,4 +1,4 @@
-"""When a node is probed again: by the interval, and when its next block should be there."""
+"""Time of the next probe: by the interval and by the expected next block."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from helper.chain.models import BlockHead
 from helper.chain.node import PROBE_FRACTION, Health
 
 AHEAD = 7.0
-"""Seconds that our clock is ahead of the chain's."""
+"""Seconds that the local clock is ahead of the chain's."""
 
 
 def probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
-    """When a node is probed that shows its blocks at these times, and how long after that each of them was seen."""
+    """Probe times of a node that shows its blocks at these times, and the detection delay of each block."""
     health, now, asked, waits = Health(), shown[0] + 0.4 * interval, [], []
     while now < shown[-1] + interval:
         asked.append(now)

@@ -1,4 +1,4 @@
-"""What leaves the machine and what may come back: limits, redirects, lost answers, dead kept connections."""
+"""HTTP client of a node: limits, redirects, lost answers, dead connections, credentials."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_broadcast_is_never_retried() -> None:
 
     def handle(request: httpx.Request) -> httpx.Response:
         requests.append(request)
-        raise httpx.ReadError("the kept connection was dead")
+        raise httpx.ReadError("the reused connection was dead")
 
     client = ChainClient("http://node", transport=httpx.MockTransport(handle))
     assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
@@ -135,13 +135,13 @@ class Pieces(httpx.AsyncByteStream):
 
 
 async def longest_run(body: Pieces, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
-    """The most pieces that were read between two turns of another task."""
-    longest = seen = 0
+    """Maximum number of pieces read between two turns of another task."""
+    longest = previous = 0
 
     async def count_turns() -> None:
-        nonlocal longest, seen
+        nonlocal longest, previous
         while True:
-            longest, seen = max(longest, body.given - seen), body.given
+            longest, previous = max(longest, body.given - previous), body.given
             await anyio.sleep(0)
 
     http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
@@ -151,7 +151,7 @@ async def longest_run(body: Pieces, read: Callable[[NodeHttp], Awaitable[None]])
         try:
             await read(http)
         finally:
-            longest = max(longest, body.given - seen)
+            longest = max(longest, body.given - previous)
             group.cancel_scope.cancel()
     return longest
 
@@ -195,10 +195,10 @@ def test_node_name_has_no_credentials() -> None:
 
 
 async def test_node_http_sends_credentials_and_no_cookies() -> None:
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         return httpx.Response(200, content=b"{}", headers={"set-cookie": "route=7"})
 
     http = NodeHttp("http://us%40er:pass@node/base/", transport=httpx.MockTransport(handle))
@@ -208,7 +208,7 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
     await http.post("/reveal", {"a": 1})
     async with http.stream("GET", "/rounds?x=%2F") as answer:
         assert answer.status == 200
-    asked = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in seen]
+    asked = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
     assert asked == [
         ("GET", "http://node/base/status"),
         ("GET", "http://node/base/status"),
@@ -217,21 +217,21 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
         ("GET", "http://node/base/rounds?x=%2F"),
     ]
     expected = "Basic " + base64.b64encode(b"us@er:pass").decode()
-    assert [request.headers.get("authorization") for request in seen] == [expected] * len(seen)
-    assert [request.headers["host"] for request in seen] == ["node"] * len(seen)
-    assert not any("cookie" in request.headers for request in seen)
+    assert [request.headers.get("authorization") for request in requests] == [expected] * len(requests)
+    assert [request.headers["host"] for request in requests] == ["node"] * len(requests)
+    assert not any("cookie" in request.headers for request in requests)
 
 
 async def test_node_http_without_credentials_sends_none() -> None:
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         return httpx.Response(302, headers={"location": "http://elsewhere/"})
 
     answer = await NodeHttp("http://node", transport=httpx.MockTransport(handle)).get("/status")
-    assert (answer.status, len(seen)) == (302, 1)
-    assert "authorization" not in seen[0].headers
+    assert (answer.status, len(requests)) == (302, 1)
+    assert "authorization" not in requests[0].headers
 
 
 @pytest.mark.parametrize("url", ["node:1317", "ftp://node", "http://", "http://[::1", "unix:///run/node"])

@@ -1,4 +1,4 @@
-"""Several nodes as one: who is fresh, who is asked first, who rests, and what the log says."""
+"""Node pool: fresh nodes, order of calls, backoff, probes and log events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
     assert [log["endpoint"] for log in logs if log["event"] == "node_fresh"] == ["a:1317", "b:1317"]
     with capture_logs() as logs:
         await endpoints.check()
-    assert logs == [], "one line a change of state"
+    assert logs == [], "one log line per change of state"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     await endpoints.check()
     node.height = 460
     await endpoints.check()
-    assert endpoints.usable, "several nodes behind one address are never quite in step"
+    assert endpoints.usable, "nodes behind one address differ by a few blocks"
     node.height = 7
     await endpoints.check()
     assert endpoints.reasons()["a:1317"] == "height decreased from 463 to 7"
@@ -363,8 +363,8 @@ async def test_monitor_slow_node_does_not_delay_others() -> None:
     clock = FakeClock()
     network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
     endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
-    heard: list[int] = []
-    endpoints.on_probe(lambda head: heard.append(head.height if head is not None else 0))
+    calls: list[int] = []
+    endpoints.on_probe(lambda head: calls.append(head.height if head is not None else 0))
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(endpoints.monitor, 1.0)
@@ -372,8 +372,8 @@ async def test_monitor_slow_node_does_not_delay_others() -> None:
                 network.nodes["good"].height = height
                 await anyio.wait_all_tasks_blocked()
                 clock.advance(1)
-                await until_length(heard, height - 463)
-                assert heard[-1] == height
+                await until_length(calls, height - 463)
+                assert calls[-1] == height
             group.cancel_scope.cancel()
 
 
@@ -381,14 +381,14 @@ async def test_subscribers_are_called_on_changes_only() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock))
     endpoints = network.endpoints(clock)
-    heard: list[bool] = []
-    endpoints.subscribe(lambda: heard.append(endpoints.usable))
+    calls: list[bool] = []
+    endpoints.subscribe(lambda: calls.append(endpoints.usable))
     await endpoints.check()
     await endpoints.check()
     network.nodes["a"].syncing = True
     network.nodes["a"].height += 1
     await endpoints.check()
-    assert heard == [True, False]
+    assert calls == [True, False]
 
 
 async def test_rpc_health_is_separate() -> None:
@@ -400,7 +400,7 @@ async def test_rpc_health_is_separate() -> None:
     network.nodes["a"].height += 1
     with capture_logs() as logs:
         await endpoints.check()
-        await endpoints.check()  # it is asked when the REST API has shown a new block
+        await endpoints.check()  # The RPC is probed when the REST API has shown a new block.
     assert names(endpoints) == ["a:1317", "b:1317"]
     assert [endpoint.name for endpoint in endpoints.fresh_rpc] == ["b:1317"]
     assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc_not_fresh", "a:26657")]

@@ -1,4 +1,4 @@
-"""Answers that are none: each names what was wrong with it, and nothing of it is believed."""
+"""Invalid answers of nodes are rejected with an error that names the problem."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ def test_parse_round_invalid_field_is_named(field: str, value: object, problem: 
 
 
 @pytest.mark.parametrize(
-    ("odd", "problem"),
+    ("invalid", "problem"),
     [
         ({"vote_end_time": -1}, "answer.rounds[1].vote_end_time: -1 is out of range"),
         ({"proposals": [{"id": "one"}]}, "answer.rounds[1].proposals[0].id: a whole number was expected"),
         ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "listed twice"),
     ],
 )
-def test_parse_rounds_invalid_round_does_not_affect_others(odd: dict[str, object], problem: str) -> None:
+def test_parse_rounds_invalid_round_does_not_affect_others(invalid: dict[str, object], problem: str) -> None:
     other = {"vote_round_id": b64encode(b"\x07" * 32).decode()}
-    listed = parse_rounds({"rounds": [recorded_round(1), recorded_round(1) | other | odd]})
-    twice = "vote_round_id" in odd
-    assert [found.round_id for found in listed.rounds] == ([] if twice else [ROUND_ID])
+    listed = parse_rounds({"rounds": [recorded_round(1), recorded_round(1) | other | invalid]})
+    twice = "vote_round_id" in invalid
+    assert [known.round_id for known in listed.rounds] == ([] if twice else [ROUND_ID])
     assert list(listed.invalid) == [ROUND_ID if twice else b"\x07" * 32]
     assert problem in next(iter(listed.invalid.values()))
 
@@ -99,7 +99,7 @@ def test_parse_rounds_invalid_round_does_not_affect_others(odd: dict[str, object
 def test_parse_rounds_unknown_status_is_listed_separately(status: int) -> None:
     other = recorded_round(1) | {"vote_round_id": b64encode(b"\x07" * 32).decode(), "status": status}
     listed = parse_rounds({"rounds": [recorded_round(1), other]})
-    assert [found.round_id for found in listed.rounds] == [ROUND_ID]
+    assert [known.round_id for known in listed.rounds] == [ROUND_ID]
     assert listed.invalid == {}
     assert listed.unknown == {b"\x07" * 32: UnknownStatus(status, other["vote_end_time"], other["created_at_height"])}
 
@@ -175,7 +175,7 @@ async def test_leaves_rejects_endless_or_unrequested_pages(page: dict[str, Any],
 
 
 class BlocksOfLeaves:
-    """A node with the same number of leaves in each block; it notes the heights that it was asked for."""
+    """A node with the same number of leaves in each block; records the requested heights."""
 
     def __init__(self, leaves: int) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -193,7 +193,7 @@ class BlocksOfLeaves:
 
 async def test_leaves_halves_span_when_page_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.chain.rest_client.PAGE", 50_000)
-    node = BlocksOfLeaves(leaves=100)  # some 5,000 bytes a block
+    node = BlocksOfLeaves(leaves=100)  # About 5,000 bytes per block.
     blocks = await node.client().leaves(ROUND_ID, 1, 40)
     assert [block.height for block in blocks] == list(range(1, 41))
     assert node.asked[:3] == [(1, 40), (1, 20), (1, 10)]

@@ -1,4 +1,4 @@
-"""Visitors' questions to the nodes: answered by whoever can, and of no consequence for who may be asked to reveal."""
+"""Read-only pool: failover between nodes without effect on their health."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ async def test_read_only_pool_errors_do_not_affect_health(broken: dict[str, Any]
     network = Network(a=Node(clock), b=Node(clock))
     endpoints = network.endpoints(clock)
     await endpoints.check()
-    onlooker = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
+    pool = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
     for node in network.nodes.values():
         for name, value in broken.items():
             setattr(node, name, value)
     with capture_logs() as logs, pytest.raises(raised, match=r"a:1317: .*b:1317: "):
-        await onlooker.call(lambda client: client.validator(ADDRESS))
+        await pool.call(lambda client: client.validator(ADDRESS))
     assert [endpoint.name for endpoint in endpoints.fresh] == ["a:1317", "b:1317"]
     assert logs == []
-    await onlooker.aclose()
+    await pool.aclose()
 
 
 async def test_read_only_pool_calls_next_node_after_error() -> None:
     clock = FakeClock()
     network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=Node(clock))
     endpoints = network.endpoints(clock)
-    onlooker = ReadOnlyNodePool(endpoints, transport=network)
+    pool = ReadOnlyNodePool(endpoints, transport=network)
     with pytest.raises(ChainUnavailable, match="none is in sync"):
-        await onlooker.call(lambda client: client.listing())
+        await pool.call(lambda client: client.listing())
     await endpoints.check()
-    assert len(await onlooker.call(lambda client: client.listing())) == 1
-    await onlooker.aclose()
+    assert len(await pool.call(lambda client: client.listing())) == 1
+    await pool.aclose()

@@ -1,4 +1,4 @@
-"""All counted reveals of a block, asked for in one way, and of no consequence for who may be asked to reveal."""
+"""Counted reveals of a block: order, unknown results, pruned blocks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def test_reveals_returns_counted_reveals_in_block_order() -> None:
     node.include(450, TXS[2], ROWS[2]["tx"])
     blocks, _ = await reader(clock, a=node)
     counted = await blocks.reveals(450)
-    assert [(one.height, one.raw) for one in counted] == [(450, TXS[0]), (450, TXS[2])]
-    assert [one.message for one in counted] == [message(ROWS[0]["request"]), message(ROWS[2]["request"])]
+    assert [(reveal.height, reveal.raw) for reveal in counted] == [(450, TXS[0]), (450, TXS[2])]
+    assert [reveal.message for reveal in counted] == [message(ROWS[0]["request"]), message(ROWS[2]["request"])]
     assert await blocks.reveals(451) == []
     assert (blocks.chain_id, blocks.head, blocks.whole) == (CHAIN, 463, True)
     asked = {path.rsplit("/", 1)[-1] for path in node.asked if "/tx/" in path}
@@ -63,9 +63,9 @@ async def test_reveals_same_transaction_is_in_counting_block_only() -> None:
     node.include(448, TXS[0], ROWS[0]["tx"] | {"code": 5})
     node.include(450, TXS[0], ROWS[0]["tx"])
     blocks, _ = await reader(clock, a=node)
-    found = {height: [one.raw for one in await blocks.reveals(height)] for height in (448, 450)}
-    assert found == {448: [], 450: [TXS[0]]}
-    # and where the index has another place, at which they did not, nothing is concluded from that
+    by_height = {height: [reveal.raw for reveal in await blocks.reveals(height)] for height in (448, 450)}
+    assert by_height == {448: [], 450: [TXS[0]]}
+    # If the index has another block, in which they failed, nothing follows for this one.
     node.include(449, TXS[1], ROWS[1]["tx"] | {"code": 5})
     for height, error in ((447, ChainAnswerError), (451, ChainUnavailable)):
         node.txs[height] = [TXS[1]]

@@ -1,4 +1,4 @@
-"""Rounds are learnt from the chain, never unlearnt by a single node, and closed only by the chain's own word."""
+"""Round registry: new rounds, changes by one or two nodes, frozen rounds, closing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, VOTE_END, MemoryStore, Network, Node, recorded_round
 
 
-class Setting:
-    """A book over one node or two."""
+class Environment:
+    """A round registry with one or two nodes."""
 
     def __init__(self, *hosts: str, now: float = VOTE_END - 100, **settings: Any) -> None:
         self.clock = FakeClock(now)
@@ -27,18 +27,18 @@ class Setting:
         self.network = Network(**self.nodes)
         self.endpoints: NodePool = self.network.endpoints(self.clock, **settings)
         self.store = MemoryStore()
-        self.book = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.registry = RoundRegistry(self.store, self.endpoints, clock=self.clock)
 
-    def tell(self, *rounds: dict[str, Any]) -> None:
+    def set_rounds(self, *rounds: dict[str, Any]) -> None:
         for node in self.nodes.values():
             node.rounds = list(rounds)
 
     async def sync(self) -> None:
         await self.endpoints.check()
-        await self.book.sync()
+        await self.registry.sync()
 
     async def later(self, blocks: int = 10) -> None:
-        """Blocks pass, and rests are over."""
+        """Advance by some blocks, after which all backoffs have ended."""
         self.clock.advance(blocks * 5)
         for node in self.nodes.values():
             node.height += blocks
@@ -46,17 +46,17 @@ class Setting:
 
 
 async def test_registry_stores_and_restores_rounds() -> None:
-    setting = Setting()
-    assert setting.book.get(ROUND_ID) is None
-    assert not setting.book.synced
-    await setting.sync()
-    found = setting.book.get(ROUND_ID)
-    assert found is not None
-    assert setting.book.synced
-    assert setting.book.active() == [found]
-    assert found.proposals[1].options == (0, 1)
+    env = Environment()
+    assert env.registry.get(ROUND_ID) is None
+    assert not env.registry.synced
+    await env.sync()
+    known = env.registry.get(ROUND_ID)
+    assert known is not None
+    assert env.registry.synced
+    assert env.registry.active() == [known]
+    assert known.proposals[1].options == (0, 1)
 
-    after_restart = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await after_restart.restore()
     again = after_restart.get(ROUND_ID)
     assert again is not None
@@ -65,17 +65,17 @@ async def test_registry_stores_and_restores_rounds() -> None:
 
 
 async def test_registry_status_moves_forward() -> None:
-    setting = Setting()
+    env = Environment()
     for status in (4, 1, 2, 3):
-        setting.tell(recorded_round(1) | {"status": status})
-        await setting.sync()
-        await setting.later(CONFIRMING_BLOCKS)
-        await setting.sync()
-        found = setting.book.get(ROUND_ID)
-        assert found is not None
-        assert found.status == status
-        assert setting.store.kept_rounds[ROUND_ID].status == status
-    assert setting.book.active() == []
+        env.set_rounds(recorded_round(1) | {"status": status})
+        await env.sync()
+        await env.later(CONFIRMING_BLOCKS)
+        await env.sync()
+        known = env.registry.get(ROUND_ID)
+        assert known is not None
+        assert known.status == status
+        assert env.store.stored_rounds[ROUND_ID].status == status
+    assert env.registry.active() == []
 
 
 OTHER_ID = b"\x07" * 32
@@ -85,8 +85,8 @@ def other_round() -> dict[str, Any]:
     return recorded_round(1) | {"vote_round_id": b64encode(OTHER_ID).decode()}
 
 
-odd_lists = pytest.mark.parametrize(
-    ("told", "problem"),
+invalid_lists = pytest.mark.parametrize(
+    ("listed", "problem"),
     [
         ([], "no longer listed"),
         ([recorded_round(1) | {"status": 4}], "status went back from ACTIVE to PENDING"),
@@ -98,152 +98,152 @@ odd_lists = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
-@odd_lists
+@invalid_lists
 async def test_round_invalid_on_all_nodes_is_frozen_alone(
-    told: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
+    listed: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
 ) -> None:
-    setting = Setting(*hosts)
-    setting.tell(recorded_round(1), other_round())
-    await setting.sync()
-    known, kept = setting.book.get(ROUND_ID), setting.store.kept_rounds[ROUND_ID]
-    await setting.later()
-    setting.tell(*told, other_round())
+    env = Environment(*hosts)
+    env.set_rounds(recorded_round(1), other_round())
+    await env.sync()
+    known, stored = env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]
+    await env.later()
+    env.set_rounds(*listed, other_round())
     with capture_logs() as logs:
-        await setting.book.sync()
-        await setting.later()
-        await setting.book.sync()
+        await env.registry.sync()
+        await env.later()
+        await env.registry.sync()
     assert [(log["event"], log["log_level"]) for log in logs] == [("round_frozen", "error")]
     assert problem in logs[0]["reason"]
-    assert problem in (setting.book.frozen(ROUND_ID) or "")
-    assert setting.book.frozen(OTHER_ID) is None
-    assert [active.round_id for active in setting.book.active()] == [OTHER_ID]
-    assert len(setting.endpoints.fresh) == len(hosts), "no node is set aside for it"
-    assert (setting.book.get(ROUND_ID), setting.store.kept_rounds[ROUND_ID]) == (known, kept)
-    assert setting.book.open() == setting.book.all(), "its tree stays"
+    assert problem in (env.registry.frozen(ROUND_ID) or "")
+    assert env.registry.frozen(OTHER_ID) is None
+    assert [active.round_id for active in env.registry.active()] == [OTHER_ID]
+    assert len(env.endpoints.fresh) == len(hosts), "no node is set aside for it"
+    assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
+    assert env.registry.open() == env.registry.all(), "its tree stays"
 
-    setting.tell(recorded_round(1), other_round())
-    await setting.later()
+    env.set_rounds(recorded_round(1), other_round())
+    await env.later()
     with capture_logs() as logs:
-        await setting.book.sync()
+        await env.registry.sync()
     assert [log["event"] for log in logs] == ["round_unfrozen"]
-    assert setting.book.frozen(ROUND_ID) is None
-    assert len(setting.book.active()) == 2
+    assert env.registry.frozen(ROUND_ID) is None
+    assert len(env.registry.active()) == 2
 
 
-@odd_lists
-async def test_registry_uses_node_with_correct_round(told: list[dict[str, Any]], problem: str) -> None:
-    setting = Setting("a", "b")
-    await setting.sync()
-    known, kept = setting.book.get(ROUND_ID), setting.store.kept_rounds[ROUND_ID]
-    await setting.later()
-    setting.nodes["a"].rounds = told
-    await setting.book.sync()
-    assert (setting.book.get(ROUND_ID), setting.store.kept_rounds[ROUND_ID]) == (known, kept)
-    assert setting.book.frozen(ROUND_ID) is None
-    assert [endpoint.name for endpoint in setting.endpoints.fresh] == ["b:1317"]
-    assert problem in str(setting.endpoints.reasons()["a:1317"])
-    del setting.network.nodes["b"]
-    await setting.later()
-    await setting.book.sync()
-    assert setting.book.frozen(ROUND_ID) is not None, "nobody speaks for it"
-    setting.network.nodes["b"] = setting.nodes["b"]
-    await setting.later()
-    await setting.book.sync()
-    assert setting.book.frozen(ROUND_ID) is None
+@invalid_lists
+async def test_registry_uses_node_with_correct_round(listed: list[dict[str, Any]], problem: str) -> None:
+    env = Environment("a", "b")
+    await env.sync()
+    known, stored = env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]
+    await env.later()
+    env.nodes["a"].rounds = listed
+    await env.registry.sync()
+    assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
+    assert env.registry.frozen(ROUND_ID) is None
+    assert [endpoint.name for endpoint in env.endpoints.fresh] == ["b:1317"]
+    assert problem in str(env.endpoints.reasons()["a:1317"])
+    del env.network.nodes["b"]
+    await env.later()
+    await env.registry.sync()
+    assert env.registry.frozen(ROUND_ID) is not None, "nobody speaks for it"
+    env.network.nodes["b"] = env.nodes["b"]
+    await env.later()
+    await env.registry.sync()
+    assert env.registry.frozen(ROUND_ID) is None
 
 
 async def test_round_never_readable_is_frozen_with_warning() -> None:
-    setting = Setting()
-    setting.tell(recorded_round(1), other_round() | {"status": 5})
-    await setting.endpoints.check()
+    env = Environment()
+    env.set_rounds(recorded_round(1), other_round() | {"status": 5})
+    await env.endpoints.check()
     with capture_logs() as logs:
-        await setting.book.sync()
+        await env.registry.sync()
     assert [log["log_level"] for log in logs if "frozen" in log["event"]] == ["warning"]
-    assert setting.book.frozen(OTHER_ID) is not None
-    assert setting.book.get(OTHER_ID) is None
-    assert [active.round_id for active in setting.book.active()] == [ROUND_ID]
+    assert env.registry.frozen(OTHER_ID) is not None
+    assert env.registry.get(OTHER_ID) is None
+    assert [active.round_id for active in env.registry.active()] == [ROUND_ID]
 
 
 @pytest.mark.rule("R14")
 async def test_frozen_round_is_not_closed() -> None:
-    setting = Setting(now=VOTE_END + 50)
-    await learn(setting)
-    setting.tell(over())
-    await setting.sync()
-    setting.tell(over() | {"created_at_height": 7})
-    await setting.later()
-    await setting.book.sync()
-    setting.book.processed(VOTE_END + 60)
-    assert not await setting.book.is_closed(ROUND_ID)
-    setting.tell(over())
-    await setting.later()
-    await setting.book.sync()
-    assert await setting.book.is_closed(ROUND_ID)
+    env = Environment(now=VOTE_END + 50)
+    await sync_active(env)
+    env.set_rounds(over())
+    await env.sync()
+    env.set_rounds(over() | {"created_at_height": 7})
+    await env.later()
+    await env.registry.sync()
+    env.registry.processed(VOTE_END + 60)
+    assert not await env.registry.is_closed(ROUND_ID)
+    env.set_rounds(over())
+    await env.later()
+    await env.registry.sync()
+    assert await env.registry.is_closed(ROUND_ID)
 
 
 async def test_closed_round_may_be_omitted_by_chain() -> None:
-    setting = Setting(now=VOTE_END + 50)
-    await learn(setting)
-    setting.tell(over(2))
-    await setting.sync()
-    setting.book.processed(VOTE_END + 40)
-    assert await setting.book.is_closed(ROUND_ID)
-    setting.tell()
-    await setting.later()
-    await setting.book.sync()
-    assert setting.book.frozen(ROUND_ID) is None
+    env = Environment(now=VOTE_END + 50)
+    await sync_active(env)
+    env.set_rounds(over(2))
+    await env.sync()
+    env.registry.processed(VOTE_END + 40)
+    assert await env.registry.is_closed(ROUND_ID)
+    env.set_rounds()
+    await env.later()
+    await env.registry.sync()
+    assert env.registry.frozen(ROUND_ID) is None
 
 
 async def test_registry_sync_without_valid_list_raises() -> None:
-    setting = Setting()
-    await setting.endpoints.check()
-    setting.tell(recorded_round(1) | {"vote_round_id": "eobB"})
+    env = Environment()
+    await env.endpoints.check()
+    env.set_rounds(recorded_round(1) | {"vote_round_id": "eobB"})
     with pytest.raises(ChainUnavailable, match="32 bytes were expected"):
-        await setting.book.sync()
-    assert not setting.book.synced
+        await env.registry.sync()
+    assert not env.registry.synced
 
 
 async def test_registry_accepts_slightly_lagging_node() -> None:
-    setting = Setting("a", "b")
-    await setting.sync()
-    setting.tell(recorded_round(1) | {"status": 2})
-    await setting.sync()
-    setting.nodes["b"].rounds = [recorded_round(1)]
-    del setting.network.nodes["a"]
-    await setting.sync()
-    found = setting.book.get(ROUND_ID)
-    assert found is not None
-    assert found.status is RoundStatus.TALLYING
-    assert [endpoint.name for endpoint in setting.endpoints.fresh] == ["b:1317"]
+    env = Environment("a", "b")
+    await env.sync()
+    env.set_rounds(recorded_round(1) | {"status": 2})
+    await env.sync()
+    env.nodes["b"].rounds = [recorded_round(1)]
+    del env.network.nodes["a"]
+    await env.sync()
+    known = env.registry.get(ROUND_ID)
+    assert known is not None
+    assert known.status is RoundStatus.TALLYING
+    assert [endpoint.name for endpoint in env.endpoints.fresh] == ["b:1317"]
 
 
 def over(status: int = 3) -> dict[str, Any]:
     return recorded_round(3) | {"status": status}
 
 
-async def learn(setting: Setting) -> None:
-    """Hear of the round while it is active."""
-    setting.tell(recorded_round(1))
-    await setting.sync()
-    await setting.later()
+async def sync_active(env: Environment) -> None:
+    """Sync while the round is active."""
+    env.set_rounds(recorded_round(1))
+    await env.sync()
+    await env.later()
 
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("status", [2, 3])
 async def test_round_closes_by_processed_block_and_status(status: int) -> None:
-    setting = Setting(now=VOTE_END)
-    await learn(setting)
-    setting.tell(over(status))
-    await setting.sync()
-    assert not await setting.book.is_closed(ROUND_ID), "no block at the end was processed yet"
-    setting.book.processed(VOTE_END - 1)
-    assert not await setting.book.is_closed(ROUND_ID)
-    setting.book.processed(VOTE_END)
-    assert await setting.book.is_closed(ROUND_ID)
-    assert setting.store.kept_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
-    assert setting.book.open() == []
+    env = Environment(now=VOTE_END)
+    await sync_active(env)
+    env.set_rounds(over(status))
+    await env.sync()
+    assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed yet"
+    env.registry.processed(VOTE_END - 1)
+    assert not await env.registry.is_closed(ROUND_ID)
+    env.registry.processed(VOTE_END)
+    assert await env.registry.is_closed(ROUND_ID)
+    assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
+    assert env.registry.open() == []
 
-    after_restart = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await after_restart.restore()
     assert await after_restart.is_closed(ROUND_ID)
 
@@ -251,155 +251,155 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("status", [1, 4])
 async def test_round_is_not_closed_by_local_clock(status: int) -> None:
-    setting = Setting(now=VOTE_END + 10**6)
-    setting.tell(recorded_round(1) | {"status": status})
-    await setting.sync()
-    setting.book.processed(VOTE_END + 10**6)
-    assert not await setting.book.is_closed(ROUND_ID)
-    assert not await setting.book.is_closed(b"\x11" * 32), "an unknown round is not a closed one"
+    env = Environment(now=VOTE_END + 10**6)
+    env.set_rounds(recorded_round(1) | {"status": status})
+    await env.sync()
+    env.registry.processed(VOTE_END + 10**6)
+    assert not await env.registry.is_closed(ROUND_ID)
+    assert not await env.registry.is_closed(b"\x11" * 32), "an unknown round is not a closed one"
 
 
 @pytest.mark.rule("R14")
 async def test_round_closing_requires_two_nodes_if_configured() -> None:
-    setting = Setting("a", "b", now=VOTE_END)
-    await learn(setting)
-    setting.nodes["a"].rounds = [over()]
-    await setting.sync()
-    setting.book.processed(VOTE_END + 40)
-    assert not await setting.book.is_closed(ROUND_ID), "the second still says ACTIVE"
-    del setting.network.nodes["b"]
-    await setting.later()
-    setting.book.processed(VOTE_END + 60)
+    env = Environment("a", "b", now=VOTE_END)
+    await sync_active(env)
+    env.nodes["a"].rounds = [over()]
+    await env.sync()
+    env.registry.processed(VOTE_END + 40)
+    assert not await env.registry.is_closed(ROUND_ID), "the second still says ACTIVE"
+    del env.network.nodes["b"]
+    await env.later()
+    env.registry.processed(VOTE_END + 60)
     with capture_logs() as logs:
         for _ in range(3):
-            assert not await setting.book.is_closed(ROUND_ID), "the second cannot be asked"
+            assert not await env.registry.is_closed(ROUND_ID), "the second cannot be asked"
     assert [(log["endpoint"], log["log_level"]) for log in logs] == [("b:1317", "warning")]
     assert logs[0]["event"] == "round_closing_unconfirmed"
-    setting.network.nodes["b"] = setting.nodes["b"]
-    setting.nodes["b"].rounds = [over()]
-    await setting.later()
-    assert await setting.book.is_closed(ROUND_ID)
+    env.network.nodes["b"] = env.nodes["b"]
+    env.nodes["b"].rounds = [over()]
+    await env.later()
+    assert await env.registry.is_closed(ROUND_ID)
 
 
 @pytest.mark.rule("R14")
 async def test_round_is_not_closed_by_node_before_end() -> None:
-    setting = Setting(now=VOTE_END - 70)
-    await learn(setting)
-    setting.tell(over())
-    await setting.sync()
-    setting.book.processed(VOTE_END + 1)
-    assert not await setting.book.is_closed(ROUND_ID)
+    env = Environment(now=VOTE_END - 70)
+    await sync_active(env)
+    env.set_rounds(over())
+    await env.sync()
+    env.registry.processed(VOTE_END + 1)
+    assert not await env.registry.is_closed(ROUND_ID)
 
 
 async def test_round_closing_requests_whole_lists_only() -> None:
-    setting = Setting("a", "b", now=VOTE_END)
-    await learn(setting)
-    setting.tell(over())
-    await setting.sync()
-    setting.book.processed(VOTE_END + 40)
-    assert await setting.book.is_closed(ROUND_ID)
-    asked = setting.nodes["a"].asked + setting.nodes["b"].asked
+    env = Environment("a", "b", now=VOTE_END)
+    await sync_active(env)
+    env.set_rounds(over())
+    await env.sync()
+    env.registry.processed(VOTE_END + 40)
+    assert await env.registry.is_closed(ROUND_ID)
+    asked = env.nodes["a"].asked + env.nodes["b"].asked
     assert not any(ROUND_ID.hex() in path for path in asked)
 
 
 async def test_purged_round_is_not_stored_again() -> None:
-    setting = Setting(now=VOTE_END + 50)
-    await learn(setting)
-    setting.tell(over())
-    await setting.sync()
-    setting.book.forget(ROUND_ID)
-    setting.store.kept_rounds.clear()
-    await setting.sync()
-    assert setting.book.get(ROUND_ID) is None
-    assert setting.store.kept_rounds == {}
+    env = Environment(now=VOTE_END + 50)
+    await sync_active(env)
+    env.set_rounds(over())
+    await env.sync()
+    env.registry.forget(ROUND_ID)
+    env.store.stored_rounds.clear()
+    await env.sync()
+    assert env.registry.get(ROUND_ID) is None
+    assert env.store.stored_rounds == {}
 
-    after_restart = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await after_restart.restore()
     with capture_logs() as logs:
         await after_restart.sync()
         after_restart.processed(VOTE_END + 40)
         assert not await after_restart.is_closed(ROUND_ID)
-    found = after_restart.get(ROUND_ID)
-    assert found is not None
-    assert found.status is RoundStatus.FINALIZED
-    assert setting.store.kept_rounds == {}
+    known = after_restart.get(ROUND_ID)
+    assert known is not None
+    assert known.status is RoundStatus.FINALIZED
+    assert env.store.stored_rounds == {}
     assert after_restart.all() == []
     assert logs == []
 
 
 @pytest.mark.rule("R15")
 async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
-    setting = Setting(now=VOTE_END + 50)
-    setting.store.with_shares = {ROUND_ID}
-    setting.tell(over())
-    await setting.book.restore()
-    await setting.sync()
-    assert list(setting.store.kept_rounds) == [ROUND_ID]
-    setting.book.processed(VOTE_END + 40)
-    assert await setting.book.is_closed(ROUND_ID)
+    env = Environment(now=VOTE_END + 50)
+    env.store.with_shares = {ROUND_ID}
+    env.set_rounds(over())
+    await env.registry.restore()
+    await env.sync()
+    assert list(env.store.stored_rounds) == [ROUND_ID]
+    env.registry.processed(VOTE_END + 40)
+    assert await env.registry.is_closed(ROUND_ID)
 
 
 async def test_revision_increases_when_round_may_close() -> None:
-    setting = Setting(now=VOTE_END + 50)
-    await setting.sync()
-    setting.book.processed(VOTE_END - 6.0)
-    before = setting.book.revision
-    await setting.sync()
-    setting.book.processed(VOTE_END - 1.0)
-    assert setting.book.revision == before, "no round is over: nothing can be closed"
-    setting.book.processed(VOTE_END + 5.0)
-    assert setting.book.revision > before
-    before = setting.book.revision
-    setting.book.processed(VOTE_END + 10.0)
-    assert setting.book.revision > before, "it is not closed yet: every block may bring the word that was missing"
-    before = setting.book.revision
-    setting.tell(over())
-    await setting.sync()
-    assert setting.book.revision > before
-    assert await setting.book.is_closed(ROUND_ID)
-    before = setting.book.revision
-    setting.book.processed(VOTE_END + 15.0)
-    assert setting.book.revision == before, "when it is purged is a matter of time"
+    env = Environment(now=VOTE_END + 50)
+    await env.sync()
+    env.registry.processed(VOTE_END - 6.0)
+    before = env.registry.revision
+    await env.sync()
+    env.registry.processed(VOTE_END - 1.0)
+    assert env.registry.revision == before, "no round is over: nothing can be closed"
+    env.registry.processed(VOTE_END + 5.0)
+    assert env.registry.revision > before
+    before = env.registry.revision
+    env.registry.processed(VOTE_END + 10.0)
+    assert env.registry.revision > before, "it is not closed yet: every block may bring the word that was missing"
+    before = env.registry.revision
+    env.set_rounds(over())
+    await env.sync()
+    assert env.registry.revision > before
+    assert await env.registry.is_closed(ROUND_ID)
+    before = env.registry.revision
+    env.registry.processed(VOTE_END + 15.0)
+    assert env.registry.revision == before, "when it is purged is a matter of time"
 
 
 async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
-    setting = Setting(now=VOTE_END + 50)
-    await setting.sync()
-    other = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    env = Environment(now=VOTE_END + 50)
+    await env.sync()
+    other = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await other.restore()
-    setting.tell(over())
-    await setting.sync()
+    env.set_rounds(over())
+    await env.sync()
     await other.sync()
     await other.reread()
     before = other.revision
     await other.reread()
     assert other.revision == before, "nothing is new"
 
-    setting.book.processed(VOTE_END + 5.0)
-    assert await setting.book.is_closed(ROUND_ID)
+    env.registry.processed(VOTE_END + 5.0)
+    assert await env.registry.is_closed(ROUND_ID)
     await other.reread()
     assert other.open() == []
-    assert other.revision > before, "who closed it may be gone before it told what was not counted"
+    assert other.revision > before, "who closed it may be gone before it reported uncounted shares"
 
-    setting.store.kept_rounds.clear()
+    env.store.stored_rounds.clear()
     await other.reread()
     assert other.get(ROUND_ID) is None
 
 
 async def test_registry_stores_chain_id() -> None:
-    setting = Setting()
-    await setting.sync()
-    assert setting.store.meta == {"chain_id": "svote-1"}
+    env = Environment()
+    await env.sync()
+    assert env.store.meta == {"chain_id": "svote-1"}
 
-    elsewhere = Network(a=Node(setting.clock, chain_id="other-9")).endpoints(setting.clock)
-    book = RoundRegistry(setting.store, elsewhere, clock=setting.clock)
-    await book.restore()
+    elsewhere = Network(a=Node(env.clock, chain_id="other-9")).endpoints(env.clock)
+    registry = RoundRegistry(env.store, elsewhere, clock=env.clock)
+    await registry.restore()
     await elsewhere.check()
     assert elsewhere.reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
-    configured = Network(a=Node(setting.clock)).endpoints(setting.clock, chain_id="other-9")
+    configured = Network(a=Node(env.clock)).endpoints(env.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):
-        await RoundRegistry(setting.store, configured, clock=setting.clock).restore()
+        await RoundRegistry(env.store, configured, clock=env.clock).restore()
 
 
 def moved(end: int, status: int = 1) -> dict[str, Any]:
@@ -409,331 +409,333 @@ def moved(end: int, status: int = 1) -> dict[str, Any]:
 EARLIER, LATER = VOTE_END - 60, VOTE_END + 600
 
 
-def known_end(book: RoundRegistry) -> int:
-    known = book.get(ROUND_ID)
+def known_end(registry: RoundRegistry) -> int:
+    known = registry.get(ROUND_ID)
     assert known is not None
     return known.vote_end_time
 
 
 @pytest.mark.parametrize("end", [EARLIER, LATER])
 async def test_end_reported_by_two_nodes_is_applied_and_stored(end: int) -> None:
-    setting = Setting("a", "b")
-    await learn(setting)
-    revision = setting.book.revision
-    setting.tell(moved(end))
+    env = Environment("a", "b")
+    await sync_active(env)
+    revision = env.registry.revision
+    env.set_rounds(moved(end))
     with capture_logs() as logs:
-        await setting.sync()
+        await env.sync()
     assert [log["event"] for log in logs if log["event"].startswith("round_end")] == ["round_end_changed"]
-    assert known_end(setting.book) == end
-    assert setting.book.unconfirmed() == {}
-    assert setting.book.frozen(ROUND_ID) is None
-    assert setting.book.revision > revision
-    assert setting.store.kept_rounds[ROUND_ID].vote_end_time == end
-    assert len(setting.endpoints.fresh) == 2
+    assert known_end(env.registry) == end
+    assert env.registry.unconfirmed() == {}
+    assert env.registry.frozen(ROUND_ID) is None
+    assert env.registry.revision > revision
+    assert env.store.stored_rounds[ROUND_ID].vote_end_time == end
+    assert len(env.endpoints.fresh) == 2
 
-    after_restart = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await after_restart.restore()
     assert known_end(after_restart) == end
 
 
 @pytest.mark.parametrize("end", [EARLIER, LATER])
 async def test_end_reported_by_only_node_is_applied_after_ten_blocks(end: int) -> None:
-    setting = Setting()
-    await learn(setting)
-    setting.tell(moved(end))
+    env = Environment()
+    await sync_active(env)
+    env.set_rounds(moved(end))
     with capture_logs() as logs:
         for _ in range(CONFIRMING_BLOCKS):
-            await setting.sync()
-            assert known_end(setting.book) == VOTE_END
-            assert setting.book.unconfirmed_end(ROUND_ID) == end
-            assert str(end) in setting.book.unconfirmed()[ROUND_ID]
-            known = setting.book.get(ROUND_ID)
+            await env.sync()
+            assert known_end(env.registry) == VOTE_END
+            assert env.registry.unconfirmed_end(ROUND_ID) == end
+            assert str(end) in env.registry.unconfirmed()[ROUND_ID]
+            known = env.registry.get(ROUND_ID)
             assert known is not None
-            assert setting.book.active() == [known], "due shares are still revealed"
-            assert setting.book.latest_end(known) == max(end, VOTE_END)
-            await setting.later(1)
-        await setting.sync()
+            assert env.registry.active() == [known], "due shares are still revealed"
+            assert env.registry.latest_end(known) == max(end, VOTE_END)
+            await env.later(1)
+        await env.sync()
     events = [log["event"] for log in logs if log["event"].startswith("round_end")]
     assert events == ["round_end_unconfirmed", "round_end_changed"]
-    assert known_end(setting.book) == end
-    assert setting.store.kept_rounds[ROUND_ID].vote_end_time == end
-    assert setting.book.unconfirmed() == {}
+    assert known_end(env.registry) == end
+    assert env.store.stored_rounds[ROUND_ID].vote_end_time == end
+    assert env.registry.unconfirmed() == {}
 
 
 async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
-    setting = Setting("a", "b")
-    await learn(setting)
-    setting.nodes["a"].rounds = [moved(EARLIER)]
+    env = Environment("a", "b")
+    await sync_active(env)
+    env.nodes["a"].rounds = [moved(EARLIER)]
     for _ in range(2 * CONFIRMING_BLOCKS):
-        await setting.sync()
-        assert known_end(setting.book) == VOTE_END
-        assert setting.book.unconfirmed() == {}
-        await setting.later(1)
-    assert "listed with vote_end_time" in str(setting.endpoints.reasons()["a:1317"])
-    del setting.network.nodes["b"]
-    await setting.later(5)
-    await setting.sync()
-    assert setting.book.unconfirmed_end(ROUND_ID) == EARLIER
-    setting.network.nodes["b"] = setting.nodes["b"]
-    setting.nodes["a"].rounds = [recorded_round(1)]
-    await setting.later()
+        await env.sync()
+        assert known_end(env.registry) == VOTE_END
+        assert env.registry.unconfirmed() == {}
+        await env.later(1)
+    assert "listed with vote_end_time" in str(env.endpoints.reasons()["a:1317"])
+    del env.network.nodes["b"]
+    await env.later(5)
+    await env.sync()
+    assert env.registry.unconfirmed_end(ROUND_ID) == EARLIER
+    env.network.nodes["b"] = env.nodes["b"]
+    env.nodes["a"].rounds = [recorded_round(1)]
+    await env.later()
     with capture_logs() as logs:
-        await setting.sync()
+        await env.sync()
     assert "round_end_report_withdrawn" in [log["event"] for log in logs]
-    assert setting.book.unconfirmed() == {}
+    assert env.registry.unconfirmed() == {}
 
 
 async def test_end_report_of_only_node_restarts_when_value_changes() -> None:
-    setting = Setting()
-    await learn(setting)
+    env = Environment()
+    await sync_active(env)
     for number in range(3 * CONFIRMING_BLOCKS):
-        setting.tell(moved(LATER + number // 5))
-        await setting.sync()
-        await setting.later(1)
-    assert known_end(setting.book) == VOTE_END
+        env.set_rounds(moved(LATER + number // 5))
+        await env.sync()
+        await env.later(1)
+    assert known_end(env.registry) == VOTE_END
 
 
 async def test_end_of_slightly_lagging_node_is_not_reported() -> None:
-    setting = Setting("a", "b")
-    await learn(setting)
-    setting.tell(moved(LATER))
-    await setting.sync()
-    setting.tell(recorded_round(1))
-    await setting.sync()
-    assert known_end(setting.book) == LATER
-    assert setting.book.unconfirmed() == {}
-    assert setting.store.kept_rounds[ROUND_ID].vote_end_time == LATER
+    env = Environment("a", "b")
+    await sync_active(env)
+    env.set_rounds(moved(LATER))
+    await env.sync()
+    env.set_rounds(recorded_round(1))
+    await env.sync()
+    assert known_end(env.registry) == LATER
+    assert env.registry.unconfirmed() == {}
+    assert env.store.stored_rounds[ROUND_ID].vote_end_time == LATER
 
 
 async def test_end_confirmed_by_other_host_is_applied() -> None:
-    setting = Setting("a", "b")
-    await learn(setting)
-    other = RoundRegistry(setting.store, setting.endpoints, clock=setting.clock)
+    env = Environment("a", "b")
+    await sync_active(env)
+    other = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await other.restore()
-    setting.tell(moved(LATER))
-    await setting.sync()
+    env.set_rounds(moved(LATER))
+    await env.sync()
     await other.reread()
     assert known_end(other) == LATER
 
 
 @pytest.mark.rule("R14")
 async def test_round_closes_at_changed_end_once_confirmed() -> None:
-    setting = Setting(now=VOTE_END)
-    await learn(setting)
-    setting.tell(moved(VOTE_END + 20, status=3))
-    await setting.sync()
-    setting.book.processed(VOTE_END + 40)
-    assert not await setting.book.is_closed(ROUND_ID), "the end is not confirmed"
-    await setting.later(CONFIRMING_BLOCKS)
-    await setting.sync()
-    assert await setting.book.is_closed(ROUND_ID)
+    env = Environment(now=VOTE_END)
+    await sync_active(env)
+    env.set_rounds(moved(VOTE_END + 20, status=3))
+    await env.sync()
+    env.registry.processed(VOTE_END + 40)
+    assert not await env.registry.is_closed(ROUND_ID), "the end is not confirmed"
+    await env.later(CONFIRMING_BLOCKS)
+    await env.sync()
+    assert await env.registry.is_closed(ROUND_ID)
 
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
 async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(hosts: tuple[str, ...]) -> None:
-    setting = Setting(*hosts, now=VOTE_END - 120)
-    await learn(setting)
-    setting.tell(recorded_round(1) | {"status": 5})
-    await setting.later(1)
-    await setting.sync()
-    setting.book.processed(VOTE_END - 5)
-    assert setting.book.active() == []
-    assert "status 5 is unknown" in setting.book.unconfirmed()[ROUND_ID]
-    await setting.later(10)
-    await setting.sync()
-    assert not await setting.book.is_closed(ROUND_ID), "no block at the end was processed"
-    setting.book.processed(VOTE_END + 1)
-    await setting.later(4)
+    env = Environment(*hosts, now=VOTE_END - 120)
+    await sync_active(env)
+    env.set_rounds(recorded_round(1) | {"status": 5})
+    await env.later(1)
+    await env.sync()
+    env.registry.processed(VOTE_END - 5)
+    assert env.registry.active() == []
+    assert "status 5 is unknown" in env.registry.unconfirmed()[ROUND_ID]
+    await env.later(10)
+    await env.sync()
+    assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
+    env.registry.processed(VOTE_END + 1)
+    await env.later(4)
     if len(hosts) == 1:
-        await setting.sync()
-        assert setting.book.frozen(ROUND_ID) is not None, "one node, and not for ten blocks since the end"
-        await setting.later(CONFIRMING_BLOCKS)
-    revision = setting.book.revision
+        await env.sync()
+        assert env.registry.frozen(ROUND_ID) is not None, "one node, and not for ten blocks since the end"
+        await env.later(CONFIRMING_BLOCKS)
+    revision = env.registry.revision
     with capture_logs() as logs:
-        await setting.sync()
+        await env.sync()
     assert [log["event"] for log in logs] == ["round_closed"]
-    assert setting.book.revision > revision, "retention looks at it"
-    assert setting.book.frozen(ROUND_ID) is None
-    assert await setting.book.is_closed(ROUND_ID)
-    assert setting.store.kept_rounds[ROUND_ID].closed_at is not None
-    await setting.sync()
-    assert setting.book.frozen(ROUND_ID) is None
-    assert setting.book.active() == []
+    assert env.registry.revision > revision, "retention looks at it"
+    assert env.registry.frozen(ROUND_ID) is None
+    assert await env.registry.is_closed(ROUND_ID)
+    assert env.store.stored_rounds[ROUND_ID].closed_at is not None
+    await env.sync()
+    assert env.registry.frozen(ROUND_ID) is None
+    assert env.registry.active() == []
 
 
 @pytest.mark.rule("R14")
 async def test_unknown_status_of_one_of_two_nodes_does_not_close() -> None:
-    setting = Setting("a", "b", now=VOTE_END + 50)
-    await learn(setting)
-    setting.nodes["a"].rounds = [recorded_round(1) | {"status": 5}]
-    setting.book.processed(VOTE_END + 60)
+    env = Environment("a", "b", now=VOTE_END + 50)
+    await sync_active(env)
+    env.nodes["a"].rounds = [recorded_round(1) | {"status": 5}]
+    env.registry.processed(VOTE_END + 60)
     for _ in range(3):
-        await setting.later()
-        await setting.sync()
-        assert not await setting.book.is_closed(ROUND_ID)
-    assert setting.store.kept_rounds[ROUND_ID].closed_at is None
+        await env.later()
+        await env.sync()
+        assert not await env.registry.is_closed(ROUND_ID)
+    assert env.store.stored_rounds[ROUND_ID].closed_at is None
 
 
-def status_of(book: RoundRegistry) -> RoundStatus:
-    known = book.get(ROUND_ID)
+def status_of(registry: RoundRegistry) -> RoundStatus:
+    known = registry.get(ROUND_ID)
     assert known is not None
     return known.status
 
 
 @pytest.mark.parametrize("status", [2, 3])
 async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -> None:
-    setting = Setting("a", "b")
-    await learn(setting)
-    setting.nodes["a"].rounds = [recorded_round(1) | {"status": status}]
+    env = Environment("a", "b")
+    await sync_active(env)
+    env.nodes["a"].rounds = [recorded_round(1) | {"status": status}]
     for _ in range(2 * CONFIRMING_BLOCKS):
-        await setting.sync()
-        await setting.later(1)
-    assert status_of(setting.book) is RoundStatus.ACTIVE
-    assert len(setting.book.active()) == 1
-    assert not setting.book.has_unconfirmed_status(ROUND_ID), "a second node contradicts it"
-    assert "listed with status TALLYING" in str(setting.endpoints.reasons()["a:1317"])
-    del setting.network.nodes["b"]
-    await setting.later(5)
-    await setting.sync()
-    assert status_of(setting.book) is RoundStatus.ACTIVE
-    assert setting.book.has_unconfirmed_status(ROUND_ID)
-    assert "status TALLYING" in setting.book.unconfirmed()[ROUND_ID]
-    assert setting.book.frozen(ROUND_ID) is None
-    setting.tell(recorded_round(1))
-    await setting.later(5)
-    await setting.sync()
-    assert setting.book.unconfirmed() == {}
-    assert len(setting.book.active()) == 1
+        await env.sync()
+        await env.later(1)
+    assert status_of(env.registry) is RoundStatus.ACTIVE
+    assert len(env.registry.active()) == 1
+    assert not env.registry.has_unconfirmed_status(ROUND_ID), "a second node contradicts it"
+    assert "listed with status TALLYING" in str(env.endpoints.reasons()["a:1317"])
+    del env.network.nodes["b"]
+    await env.later(5)
+    await env.sync()
+    assert status_of(env.registry) is RoundStatus.ACTIVE
+    assert env.registry.has_unconfirmed_status(ROUND_ID)
+    assert "status TALLYING" in env.registry.unconfirmed()[ROUND_ID]
+    assert env.registry.frozen(ROUND_ID) is None
+    env.set_rounds(recorded_round(1))
+    await env.later(5)
+    await env.sync()
+    assert env.registry.unconfirmed() == {}
+    assert len(env.registry.active()) == 1
 
 
 async def test_status_reported_by_only_node_is_applied_after_ten_blocks() -> None:
-    setting = Setting(now=VOTE_END - 3600)
-    await learn(setting)
-    setting.tell(recorded_round(1) | {"status": 2})
+    env = Environment(now=VOTE_END - 3600)
+    await sync_active(env)
+    env.set_rounds(recorded_round(1) | {"status": 2})
     for _ in range(CONFIRMING_BLOCKS):
-        await setting.sync()
-        assert status_of(setting.book) is RoundStatus.ACTIVE
-        assert setting.book.has_unconfirmed_status(ROUND_ID)
-        await setting.later(1)
-    await setting.sync()
-    assert status_of(setting.book) is RoundStatus.TALLYING
-    assert setting.store.kept_rounds[ROUND_ID].status == RoundStatus.TALLYING
-    assert not setting.book.has_unconfirmed_status(ROUND_ID)
+        await env.sync()
+        assert status_of(env.registry) is RoundStatus.ACTIVE
+        assert env.registry.has_unconfirmed_status(ROUND_ID)
+        await env.later(1)
+    await env.sync()
+    assert status_of(env.registry) is RoundStatus.TALLYING
+    assert env.store.stored_rounds[ROUND_ID].status == RoundStatus.TALLYING
+    assert not env.registry.has_unconfirmed_status(ROUND_ID)
 
 
 @pytest.mark.parametrize("status", [2, 3])
 async def test_round_reported_active_again_by_two_nodes_is_active(status: int) -> None:
-    setting = Setting("a", "b")
-    setting.tell(recorded_round(1) | {"status": status})
-    setting.store.with_shares = {ROUND_ID}
-    await setting.book.restore()
-    await setting.sync()
-    assert status_of(setting.book) in (RoundStatus.TALLYING, RoundStatus.FINALIZED)
-    await setting.later()
-    setting.tell(recorded_round(1))
-    await setting.sync()
-    assert status_of(setting.book) is RoundStatus.ACTIVE
-    assert len(setting.book.active()) == 1
-    assert setting.book.frozen(ROUND_ID) is None
-    assert setting.store.kept_rounds[ROUND_ID].status == RoundStatus.ACTIVE
+    env = Environment("a", "b")
+    env.set_rounds(recorded_round(1) | {"status": status})
+    env.store.with_shares = {ROUND_ID}
+    await env.registry.restore()
+    await env.sync()
+    assert status_of(env.registry) in (RoundStatus.TALLYING, RoundStatus.FINALIZED)
+    await env.later()
+    env.set_rounds(recorded_round(1))
+    await env.sync()
+    assert status_of(env.registry) is RoundStatus.ACTIVE
+    assert len(env.registry.active()) == 1
+    assert env.registry.frozen(ROUND_ID) is None
+    assert env.store.stored_rounds[ROUND_ID].status == RoundStatus.ACTIVE
 
 
 async def test_round_listed_over_by_one_of_two_nodes_is_stored_as_active() -> None:
-    setting = Setting("a", "b")
-    setting.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
-    await setting.sync()
-    assert status_of(setting.book) is RoundStatus.ACTIVE
-    assert len(setting.book.active()) == 1
+    env = Environment("a", "b")
+    env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
+    await env.sync()
+    assert status_of(env.registry) is RoundStatus.ACTIVE
+    assert len(env.registry.active()) == 1
 
 
 async def test_round_listed_over_is_unconfirmed_until_second_node_answers() -> None:
-    setting = Setting("a", "b")
-    setting.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
-    b = setting.network.nodes.pop("b")
-    await setting.sync()
-    assert setting.book.has_unconfirmed_status(ROUND_ID)
-    setting.network.nodes["b"] = b
-    await setting.later()
-    await setting.sync()
-    assert len(setting.book.active()) == 1
+    env = Environment("a", "b")
+    env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
+    b = env.network.nodes.pop("b")
+    await env.sync()
+    assert env.registry.has_unconfirmed_status(ROUND_ID)
+    env.network.nodes["b"] = b
+    await env.later()
+    await env.sync()
+    assert len(env.registry.active()) == 1
 
 
 async def test_frozen_round_with_waiting_shares_is_reported() -> None:
-    setting = Setting()
-    await learn(setting)
-    setting.store.with_shares = {ROUND_ID}
-    setting.tell()
-    await setting.sync()
-    assert setting.book.frozen_shares() == {ROUND_ID: 1}
-    setting.tell(recorded_round(1))
-    await setting.later()
-    await setting.sync()
-    assert setting.book.frozen_shares() == {}
+    env = Environment()
+    await sync_active(env)
+    env.store.with_shares = {ROUND_ID}
+    env.set_rounds()
+    await env.sync()
+    assert env.registry.frozen_shares() == {ROUND_ID: 1}
+    env.set_rounds(recorded_round(1))
+    await env.later()
+    await env.sync()
+    assert env.registry.frozen_shares() == {}
 
 
 def with_proposals(number: int) -> dict[str, Any]:
-    told = recorded_round(1)
-    return told | {"proposals": told["proposals"][:number]}
+    listed = recorded_round(1)
+    return listed | {"proposals": listed["proposals"][:number]}
 
 
-def proposal_ids(book: RoundRegistry) -> list[int]:
-    known = book.get(ROUND_ID)
+def proposal_ids(registry: RoundRegistry) -> list[int]:
+    known = registry.get(ROUND_ID)
     assert known is not None
     return [proposal.id for proposal in known.proposals]
 
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_proposals_reported_by_one_of_two_nodes_are_not_applied(number: int) -> None:
-    setting = Setting("a", "b")
-    await learn(setting)
-    setting.nodes["a"].rounds = [with_proposals(number)]
+    env = Environment("a", "b")
+    await sync_active(env)
+    env.nodes["a"].rounds = [with_proposals(number)]
     for _ in range(2 * CONFIRMING_BLOCKS):
-        await setting.sync()
-        await setting.later(1)
-    assert proposal_ids(setting.book) == [1, 2]
-    assert setting.book.active() != []
-    del setting.network.nodes["b"]
-    await setting.later(5)
-    await setting.sync()
-    assert proposal_ids(setting.book) == [1, 2]
-    assert setting.book.has_unconfirmed_proposals(ROUND_ID)
+        await env.sync()
+        await env.later(1)
+    assert proposal_ids(env.registry) == [1, 2]
+    assert env.registry.active() != []
+    del env.network.nodes["b"]
+    await env.later(5)
+    await env.sync()
+    assert proposal_ids(env.registry) == [1, 2]
+    assert env.registry.has_unconfirmed_proposals(ROUND_ID)
 
 
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
 async def test_proposals_change_once_confirmed(hosts: tuple[str, ...]) -> None:
-    setting = Setting(*hosts)
-    await learn(setting)
-    setting.tell(with_proposals(1))
-    await setting.sync()
+    env = Environment(*hosts)
+    await sync_active(env)
+    env.set_rounds(with_proposals(1))
+    await env.sync()
     if len(hosts) == 1:
-        assert proposal_ids(setting.book) == [1, 2]
-        await setting.later(CONFIRMING_BLOCKS)
-        await setting.sync()
-    assert proposal_ids(setting.book) == [1]
-    assert not setting.book.has_unconfirmed_proposals(ROUND_ID)
+        assert proposal_ids(env.registry) == [1, 2]
+        await env.later(CONFIRMING_BLOCKS)
+        await env.sync()
+    assert proposal_ids(env.registry) == [1]
+    assert not env.registry.has_unconfirmed_proposals(ROUND_ID)
 
 
 async def test_proposals_of_round_without_any_are_applied_immediately() -> None:
-    setting = Setting("a", "b")
-    setting.tell(with_proposals(0))
-    await setting.sync()
-    assert proposal_ids(setting.book) == []
-    setting.tell(recorded_round(1))
-    await setting.sync()
-    assert proposal_ids(setting.book) == [1, 2]
+    env = Environment("a", "b")
+    env.set_rounds(with_proposals(0))
+    await env.sync()
+    assert proposal_ids(env.registry) == []
+    env.set_rounds(recorded_round(1))
+    await env.sync()
+    assert proposal_ids(env.registry) == [1, 2]
 
 
 async def test_rounds_listed_as_over_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_registry, "MAX_PAST_ROUNDS", 3)
-    setting = Setting()
+    env = Environment()
     for start in range(1, 9):
         ids = [bytes([start + number]) * 32 for number in range(4)]
-        setting.tell(recorded_round(1), *(over() | {"vote_round_id": b64encode(one).decode()} for one in ids))
-        await setting.sync()
-        await setting.later(1)
+        env.set_rounds(
+            recorded_round(1), *(over() | {"vote_round_id": b64encode(round_id).decode()} for round_id in ids)
+        )
+        await env.sync()
+        await env.later(1)
 
-    assert len(setting.book._past) <= 3
-    assert len(setting.book._reported_over) <= 4
-    assert [one.round_id for one in setting.book.all()] == [ROUND_ID]
-    assert set(setting.store.kept_rounds) == {ROUND_ID}
+    assert len(env.registry._past) <= 3
+    assert len(env.registry._reported_over) <= 4
+    assert [known.round_id for known in env.registry.all()] == [ROUND_ID]
+    assert set(env.store.stored_rounds) == {ROUND_ID}

@@ -1,4 +1,4 @@
-"""A tree as a chain tells it, and a keeper that follows it over nodes of a test."""
+"""A chain's commitment tree, and a tree sync with fake nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def leaf(number: int) -> bytes:
 
 
 class Chain:
-    """A tree as a chain would tell it, block by block."""
+    """A commitment tree that grows block by block."""
 
     def __init__(self) -> None:
         self.tree = CommitmentTree()
@@ -40,7 +40,7 @@ class Chain:
 
 
 class Setting:
-    """A keeper over one node or more."""
+    """A tree sync with one or more nodes."""
 
     def __init__(self, *hosts: str) -> None:
         self.clock = FakeClock()
@@ -57,7 +57,7 @@ class Setting:
         await self.trees.restore()
 
     async def again(self) -> CommitmentTreeSync:
-        """A keeper after a restart."""
+        """Create the tree sync of a restarted process."""
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         await self.trees.restore()
         return self.trees
