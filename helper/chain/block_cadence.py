@@ -34,7 +34,7 @@ behind one address, each up to `helper.chain.node.MAX_HEIGHT_DROP` blocks behind
 SETTLED: Final = 0.1
 """Seconds after which a node is assumed to have executed the newest block that it shows."""
 ARRIVALS_KEPT: Final = 10_000
-"""Maximum number of remembered first arrivals; beyond it the oldest are dropped, and their retries start over."""
+"""Maximum number of remembered first arrivals. Beyond it the oldest are dropped, and their retries start over."""
 ARRIVAL_SECONDS: Final = 300.0
 """Seconds for which a first arrival is remembered: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
 
@@ -69,7 +69,7 @@ class Observation:
 
 
 def next_observation(previous: Observation | None, node: str, head: BlockHead, began: float) -> Observation:
-    """Return the observation that follows `previous`; `began` is the monotonic time at which the request was sent."""
+    """Return the observation that follows `previous`. `began` is the monotonic time at which the request was sent."""
     if previous is None or head.height < previous.head.height:
         return Observation(node, began, began, head)
     if head.height > previous.head.height:
@@ -111,7 +111,7 @@ def proves_absence(observation: Observation | None, arrival: ShareArrival, offse
 
 @dataclass(frozen=True, slots=True)
 class ArrivalKey:
-    """Identifies the vote whose round or leaf is missing; only its owner can compute the vote commitment."""
+    """Identifies the vote whose round or leaf is missing. Only its owner can compute the vote commitment."""
 
     round_id: bytes
     tree_position: int
@@ -133,7 +133,7 @@ class FirstArrivals:
         return len(self._arrivals)
 
     def note(self, key: ArrivalKey, arrival: ShareArrival, monotonic: float) -> ShareArrival:
-        """Return the first arrival of the key that is remembered; without one, remember this arrival."""
+        """Return the first arrival of the key that is remembered. Without one, remember this arrival."""
         self._drop_expired(monotonic)
         if key not in self._arrivals and len(self._arrivals) >= ARRIVALS_KEPT:
             self._arrivals.popitem(last=False)

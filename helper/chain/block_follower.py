@@ -29,7 +29,7 @@ from helper.errors import ChainError, HelperError
 from helper.store.store import Store
 
 LIVE_BLOCKS: Final = 64
-"""Maximum number of blocks behind the head that are read in order; beyond it the follower skips to the head."""
+"""Maximum number of blocks behind the head that are read in order. Beyond it the follower skips to the head."""
 PATIENCE_SECONDS: Final = 3.0
 """Maximum time that dispatch waits at start for the blocks since the last stop, so that shares counted meanwhile are
 not proven again. A due share does not wait longer: a second reveal is harmless, a missed one is not.
@@ -208,7 +208,7 @@ class BlockFollower:
         self._report_spent(confirmed)
         self._advance(results.height, results.time)
         if self.caught_up:
-            self._report_spent(await self._sent.look(results.height))
+            self._report_spent(await self._sent.check_spent(results.height))
 
     def _advance(self, height: int, time: float | None = None) -> None:
         """Record that the block at `height` was applied or recorded as unread."""
@@ -257,7 +257,7 @@ class BlockFollower:
         return False
 
     async def _begin(self, head: int) -> bool:
-        """Start near the head on a new database; the blocks since the oldest open round was created are unread."""
+        """Start near the head on a new database. The blocks since the oldest open round was created are unread."""
         if not self._rounds.synced:
             return False
         statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)

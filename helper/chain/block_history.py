@@ -111,7 +111,7 @@ class HistoryReader:
         self._wake.set()
 
     async def load(self) -> None:
-        """Load the unread blocks from the database; another host may have read some."""
+        """Load the unread blocks from the database. Another host may have read some."""
         ranges = await self._store.unread_blocks()
         if ranges != self._ranges:
             self._ranges = ranges
@@ -174,7 +174,7 @@ class HistoryReader:
         await self.load()
 
     async def _search(self, first: int, last: int) -> list[Spent] | None:
-        """All reveals of open rounds in these blocks by an RPC's index; None if no RPC could search."""
+        """All reveals of open rounds in these blocks by an RPC's index, None if no RPC could search."""
         if not self._rounds.synced:
             return None
         for endpoint in self._endpoints.fresh_rpc:
@@ -197,7 +197,7 @@ class HistoryReader:
         return None
 
     async def _read_blocks(self, heights: Sequence[int]) -> list[Spent] | None:
-        """The reveals of the blocks found by a search, as two nodes show them; None while one is not known."""
+        """The reveals of the blocks found by a search, as two nodes show them, None while one is not known."""
         spent: list[Spent] = []
         for start in range(0, len(heights), IN_FLIGHT):
             batch = heights[start : start + IN_FLIGHT]
@@ -210,7 +210,7 @@ class HistoryReader:
         return spent
 
     async def _on_missing(self, height: int, problem: ChainError | None) -> bool:
-        """Handle an unavailable block; returns whether it was skipped because no node has it any more."""
+        """Handle an unavailable block. Returns whether it was skipped because no node has it any more."""
         if self._endpoints.usable and not isinstance(problem, SecondCopyMissingError):
             self._tries += 1
             if self._tries >= TRIES and self.stalled != height:
@@ -240,7 +240,7 @@ class HistoryReader:
             " this helper are checked by nullifier",
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
-        confirmed = await self._sent.bridge(height)
+        confirmed = await self._sent.record_missed(height)
         if confirmed:
             self._on_spent(confirmed)
         await self._apply(skipped[0][0], height, ())

@@ -23,7 +23,7 @@ _CONCURRENT_TXS = 8
 
 
 class BlockSource:
-    """Fetches blocks from any node; if two are configured, two must show the same reveals.
+    """Fetches blocks from any node. If two are configured, two must show the same reveals.
 
     Every block with reveals is compared, not only those with shares of this helper, so that requests reveal nothing
     about these shares.
@@ -57,12 +57,12 @@ class BlockSource:
         """
         refused: ChainError | None = None
         gone: list[HeightGoneError] = []
-        asked = to_come = False
+        answered = is_pending = False
         copies: list[tuple[Node, BlockResults]] = []
         sources = list(self._sources())
         while sources:
             endpoint, rpc = sources.pop(0)
-            if to_come and not rpc and not thorough and not copies:
+            if is_pending and not rpc and not thorough and not copies:
                 break
             try:
                 results = await (self._by_rpc if rpc else self._by_rest)(endpoint, height)
@@ -72,10 +72,10 @@ class BlockSource:
             except ChainError as error:
                 if self._rests:
                     self._endpoints.failed(endpoint, error, rpc=rpc)
-                refused, asked = error, asked or not isinstance(error, ChainUnavailable)
+                refused, answered = error, answered or not isinstance(error, ChainUnavailable)
                 continue
             if results is None:
-                to_come = True
+                is_pending = True
                 continue
             if not copies and not (results.reveals and self._quorum.needs_two):
                 return results
@@ -85,7 +85,7 @@ class BlockSource:
                 return agreed
         if copies:
             return self._judge(copies, height)
-        return None if to_come else _raise_reason(height, gone, refused, asked=asked)
+        return None if is_pending else _raise_reason(height, gone, refused, answered=answered)
 
     async def fetch_leading(
         self, heights: Sequence[int], *, thorough: bool = False
@@ -176,11 +176,11 @@ class BlockSource:
         return [(message.round_id, message.nullifier)]
 
 
-def _raise_reason(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, asked: bool) -> NoReturn:
+def _raise_reason(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, answered: bool) -> NoReturn:
     """Raise the reason why no node has shown a block, as `BlockSource.fetch` documents."""
     if gone and refused is None:
         lowest = [error.lowest for error in gone if error.lowest is not None]
         raise HeightGoneError(f"block {height}: {gone[-1]}", min(lowest, default=None))
-    if gone or asked:
+    if gone or answered:
         raise ChainAnswerError(f"block {height}: {refused}")
     raise ChainUnavailable(f"block {height}: {refused or 'no chain node is in sync'}")

@@ -154,7 +154,7 @@ class CommitmentTreeSync:
     # ------------------------------------------------------------------ synchronizing
 
     async def restore(self) -> None:
-        """Load the trees of all rounds from the store; the first sync verifies those of active rounds."""
+        """Load the trees of all rounds from the store. The first sync verifies those of active rounds."""
         for known in self._rounds.all():
             try:
                 self._trees[known.round_id] = await load(self._store, known)
@@ -246,7 +246,7 @@ class CommitmentTreeSync:
             round_tree.observation = next_observation(round_tree.observation, endpoint.name, head, began)
 
     async def _append_new(self, known: Round, endpoint: Node) -> None:
-        """Append a node's new leaves to a tree; on `ChainAnswerError` the tree is unchanged."""
+        """Append a node's new leaves to a tree. On `ChainAnswerError` the tree is unchanged."""
         round_tree = self._trees[known.round_id]
         state = await endpoint.client.tree_latest(known.round_id)
         if state is None:

@@ -109,7 +109,7 @@ class GatewayProxy:
         raise error
 
     def _order(self) -> list[Node]:
-        """The fresh nodes in order; those with a slow request in progress come last."""
+        """The fresh nodes in order. Those with a slow request in progress come last."""
         return sorted(self._endpoints.fresh, key=lambda endpoint: self._nodes[endpoint].slow)
 
 

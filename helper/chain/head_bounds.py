@@ -64,7 +64,7 @@ class HeadBounds:
             self._anchor = min(self._above_floor(candidates), key=lambda head: head.height)
 
     def problem(self, name: str, head: BlockHead, heads: Mapping[str, BlockHead]) -> str | None:
-        """Why a node's head cannot be right, None if it can; `heads` as in `update`."""
+        """Why a node's head cannot be right, None if it can. `heads` as in `update`."""
         if self._is_possible(head):
             others = [other for node, other in heads.items() if node != name]
             if self._is_reachable(head) or any(are_near(head, other) for other in others):

@@ -1,4 +1,4 @@
-"""Reads untrusted JSON of a node; checks type, range and length of every value.
+"""Reads untrusted JSON of a node. Checks type, range and length of every value.
 
 An answer may be anything: a proxy's HTML, truncated JSON, another program's JSON. Each method returns a value of the
 declared type or raises `InvalidAnswer` with the field and the problem. Go omits zero values, so a missing number is 0,
@@ -136,7 +136,7 @@ class Fields:
         return [Fields(value, f"{self.where}.{name}[{i}]") for i, value in enumerate(self.items(name))]
 
     def decode(self, name: str, value: object, length: int | None) -> bytes:
-        """Decode base64 text; `length` is the required number of bytes, None for any. `name` is for errors."""
+        """Decode base64 text. `length` is the required number of bytes, None for any. `name` is for errors."""
         if not isinstance(value, str):
             raise self.bad(name, f"base64 was expected, not {_kind(value)}")
         try:

@@ -116,7 +116,7 @@ class ChainLookups:
         return None
 
     async def _by_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
-        """Search the index of a node: a list with the reveal or an empty one; None if no node could be searched."""
+        """Search the index of a node: a list with the reveal or an empty one, None if no node could be searched."""
         for endpoint in self._endpoints.fresh_rpc:
             assert endpoint.rpc is not None
             try:

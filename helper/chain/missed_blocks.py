@@ -1,6 +1,6 @@
 """Checks sent reveals by nullifier after blocks were missed.
 
-Normally only blocks confirm a share. If no node has some blocks any more, nodes are asked about the nullifiers of sent
+Normally only blocks confirm a share. If no node has some blocks any more, nodes are queried for the nullifiers of sent
 reveals. These are public, so the requests reveal nothing; nullifiers of waiting shares are never sent.
 """
 
@@ -35,7 +35,7 @@ class MissedBlocksCheck:
         self._endpoints = endpoints
         self._missed: bool | None = None
 
-    async def bridge(self, height: int) -> list[int]:
+    async def record_missed(self, height: int) -> list[int]:
         """Record permanently that blocks up to `height` were missed, and check all sent reveals.
 
         Returns:
@@ -49,7 +49,7 @@ class MissedBlocksCheck:
         self._missed = True
         return await self._confirm(lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, needed=True)
 
-    async def look(self, height: int) -> list[int]:
+    async def check_spent(self, height: int) -> list[int]:
         """Every `EVERY` blocks, check reveals that the chain reports as spent, if blocks were ever missed.
 
         Returns:

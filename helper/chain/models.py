@@ -148,7 +148,7 @@ class RoundList:
 
 @dataclass(frozen=True, slots=True)
 class LeafPage:
-    """A page of leaves; `next_from_height` is the start of the next page, None at the end."""
+    """A page of leaves. `next_from_height` is the start of the next page, None at the end."""
 
     blocks: list[LeafBlock]
     next_from_height: int | None
@@ -264,7 +264,7 @@ def parse_head(answer: object) -> BlockHead:
 
 
 def make_head(chain_id: str, height: int, time: float) -> BlockHead:
-    """Create a head; raises `InvalidAnswer` if the chain id or the height is missing."""
+    """Create a head. Raises `InvalidAnswer` if the chain id or the height is missing."""
     # `Fields.text` has replaced control characters by spaces, and no chain id contains one.
     if not chain_id or len(chain_id) > 128 or " " in chain_id or not chain_id.isprintable():
         raise InvalidAnswer("answer: the block has no valid chain id")

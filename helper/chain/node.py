@@ -94,7 +94,7 @@ class Health:
         return self.error is None and not self.syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
     def saw(self, head: BlockHead, *, syncing: bool | None, now: float, began: float) -> None:
-        """Record a successful probe that began at the monotonic time `began`; `syncing` is None if not requested."""
+        """Record a successful probe that began at the monotonic time `began`. `syncing` is None if not requested."""
         if self.head is None or head.height != self.head.height:
             self.offset = now - head.time
             self.offsets.append(self.offset)

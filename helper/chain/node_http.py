@@ -53,7 +53,7 @@ TIMEOUT = 10.0
 """Default timeout of a whole call, in seconds."""
 
 SLOW = 1.0
-"""Seconds after which a call in progress makes a node slow; other nodes are then called before it."""
+"""Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
 
 CONNECTIONS = 64
 """Maximum number of connections to one node."""
@@ -79,7 +79,7 @@ class AnswerTooLong(InvalidAnswer):
 
 
 class Streamed:
-    """An answer whose head was received and whose body is streamed; see `NodeHttp.stream`.
+    """An answer whose head was received and whose body is streamed. See `NodeHttp.stream`.
 
     Attributes:
         status: HTTP status.
@@ -108,7 +108,7 @@ class Streamed:
 
 
 class Unanswered(ChainUnavailable):
-    """No complete answer; `sent` says whether any byte of the request may have left this machine."""
+    """No complete answer. `sent` says whether any byte of the request may have left this machine."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -212,7 +212,7 @@ class NodeHttp:
             self._in_progress.discard(began)
 
     async def get(self, path: str, params: dict[str, str] | None = None, *, limit: int = SMALL) -> Answer:
-        """Send a GET request; retried once on a new connection if a reused one is dead.
+        """Send a GET request. Retries once on a new connection if a reused one is dead.
 
         Raises:
             Unanswered: no complete answer.
@@ -230,7 +230,7 @@ class NodeHttp:
             raise self._unanswered(error) from None
 
     async def post(self, path: str, body: dict[str, object]) -> Answer:
-        """Send a POST request with a JSON body once, on a new connection; raises like `get`."""
+        """Send a POST request with a JSON body once, on a new connection. Raises like `get`."""
         request = self._single_use.request("POST", path, json=body)
         try:
             with self._limited():

@@ -48,7 +48,7 @@ def create_nodes(
     timeout: float = TIMEOUT,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[Node]:
-    """Create nodes from the configured URLs; the n-th RPC URL belongs to the n-th REST URL ("" for none)."""
+    """Create nodes from the configured URLs. The n-th RPC URL belongs to the n-th REST URL ("" for none)."""
     if len(rpc_urls) > len(urls):
         raise ConfigError("[chain] rpc names more nodes than [chain] endpoints")
     nodes = []
@@ -61,7 +61,7 @@ def create_nodes(
 
 
 def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None = None) -> NodePool:
-    """Create the pool that the configuration describes; `nodes` replaces connections to the configured URLs."""
+    """Create the pool that the configuration describes. `nodes` replaces connections to the configured URLs."""
     chain = config.chain
     if nodes is None:
         nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
@@ -116,7 +116,7 @@ class NodePool:
 
     @property
     def fresh(self) -> list[Node]:
-        """The nodes that may be called now, in the configured order; nodes with a slow call in progress come last."""
+        """The nodes that may be called now, in the configured order. Nodes with a slow call in progress come last."""
         reason = self._judge()
         fresh = [endpoint for endpoint in self.all if reason(endpoint.health) is None]
         if len(fresh) > 1:
@@ -241,7 +241,7 @@ class NodePool:
         self._listeners.append(callback)
 
     async def check(self) -> None:
-        """Probe all nodes concurrently; returns when the slowest has answered or timed out.
+        """Probe all nodes concurrently. Returns when the slowest has answered or timed out.
 
         The health of each node is updated as soon as it has answered.
         """
@@ -251,7 +251,7 @@ class NodePool:
         self.settle()
 
     async def monitor(self, interval: float) -> None:
-        """Probe each node until cancelled; a slow node does not delay the others.
+        """Probe each node until cancelled. A slow node does not delay the others.
 
         A node is probed when its next block is expected, at the latest `interval` seconds after its last probe ended.
         """
@@ -267,7 +267,7 @@ class NodePool:
                 group.create_task(watch(endpoint))
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
-        """Call `fn` with the client of each fresh node in order until one succeeds; see `ask`."""
+        """Call `fn` with the client of each fresh node in order until one succeeds. See `ask`."""
         return await self.call_endpoint(lambda endpoint: fn(endpoint.client), min_height=min_height)
 
     async def call_endpoint(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:

@@ -47,7 +47,7 @@ class ReadOnlyNodePool:
             await client.aclose()
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Call `fn` with the client of each fresh node in order until one succeeds; slow ones come last.
+        """Call `fn` with the client of each fresh node in order until one succeeds. Slow ones come last.
 
         Raises:
             HeightGoneError: every fresh node has pruned the height.

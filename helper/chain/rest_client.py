@@ -273,7 +273,7 @@ class ChainClient:
 
 
 def _value(answer: Answer, what: str) -> object:
-    """The JSON of a 200 answer; raises an error with the node's message for any other status."""
+    """The JSON of a 200 answer. Raises an error with the node's message for any other status."""
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
     if answer.status != 200:

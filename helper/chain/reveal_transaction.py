@@ -87,7 +87,7 @@ class RevealMessage:
 
     @classmethod
     def from_tx(cls, tx: bytes) -> RevealMessage:
-        """Parse the bytes of a transaction; raises `ChainAnswerError` if it is not a reveal."""
+        """Parse the bytes of a transaction. Raises `ChainAnswerError` if it is not a reveal."""
         if tx[:1] != REVEAL_TAG:
             raise ChainAnswerError("transaction: not a share reveal")
         message = _MsgRevealShare()

@@ -44,7 +44,7 @@ def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | N
 
 
 def changed_proposals(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
-    """Proposals, without titles, that differ from the known ones; None if they are equal or none were known."""
+    """Proposals, without titles, that differ from the known ones, None if they are equal or none were known."""
     choices = tuple(Proposal(proposal.id, "", proposal.options) for proposal in reported.proposals)
     before = tuple(Proposal(proposal.id, "", proposal.options) for proposal in known.proposals)
     return choices if before and choices != before else None
@@ -97,7 +97,7 @@ class ReportedChanges:
         self._reports: dict[tuple[bytes, RoundField], dict[str, _Report]] = {}
 
     def note(self, round_id: bytes, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
-        """Note that a node at a height reports this value; None means that it reports no change (any more)."""
+        """Note that a node at a height reports this value. None means that it reports no change (any more)."""
         reports = self._reports.setdefault((round_id, field), {})
         known = reports.get(node)
         if value is None:

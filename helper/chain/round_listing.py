@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from helper.chain.json_fields import Fields
 
 LONGEST_TEXT = 400
-"""Maximum length of a title or label in characters; longer ones are truncated."""
+"""Maximum length of a title or label in characters. Longer ones are truncated."""
 
 
 @dataclass(frozen=True, slots=True)

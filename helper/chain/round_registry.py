@@ -52,7 +52,7 @@ _ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2
 _WAITING = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
 
 MAX_PAST_ROUNDS = 4096
-"""Maximum number of remembered rounds that were over when first listed; a node can list any number of them."""
+"""Maximum number of remembered rounds that were over when first listed. A node can list any number of them."""
 
 # A node up to this many blocks below the height of a change may legitimately not show the change yet.
 _LAG = 3
@@ -101,7 +101,7 @@ class RoundRegistry:
 
     Attributes:
         synced: whether the list of rounds was read since the start.
-        look: the last valid answer with the list of rounds.
+        observation: the last valid answer with the list of rounds.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
             round is over and not closed, and a round that is new, changed, frozen, unfrozen or closed by another host.
     """

@@ -76,7 +76,7 @@ async def load(store: Store, known: Round) -> RoundTree:
 
 
 async def save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
-    """Store the verified leaves and subtrees; after an error the rest is stored after the next sync."""
+    """Store the verified leaves and subtrees. After an error the rest is stored after the next sync."""
     while round_tree.unsaved:
         # Combine consecutive blocks into one row, so that they need one fsync.
         count, size = 1, len(round_tree.unsaved[0].leaves)

@@ -154,7 +154,7 @@ class _RefusedError(InvalidAnswer):
 
 
 def _result(answer: Answer, what: str) -> Fields:
-    """The result in an answer; raises an error with the node's message if there is none."""
+    """The result in an answer. Raises an error with the node's message if there is none."""
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{what}: HTTP {answer.status}")
     fields = Fields(loads(answer.body, what), what)

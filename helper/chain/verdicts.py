@@ -38,7 +38,7 @@ class Verdict(Enum):
     BAD_PROOF = "bad proof"
     """The chain's verifier rejected the proof."""
     ROUND_CLOSED = "round closed"
-    """This node reports that the round accepts no reveals; that proves nothing about an earlier send."""
+    """This node reports that the round accepts no reveals. That proves nothing about an earlier send."""
     ROUND_UNKNOWN = "round unknown"
     """The node does not know the round."""
     REFUSED_ANCHOR = "refused anchor"

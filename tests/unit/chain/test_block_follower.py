@@ -817,5 +817,5 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     env.store.sent = [sent(1)]
     env.others[0].spent.add(reveal(1).nullifier)
     env.others[0].include(500, reveal(1).to_tx(), included(1))
-    await env.follower._sent.bridge(994)
+    await env.follower._sent.record_missed(994)
     assert env.store.ours == {}
