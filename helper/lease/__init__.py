@@ -1,14 +1,15 @@
-"""Who may send: of all hosts that share a queue, or have a copy of it, one at a time.
+"""The sender lease: of all hosts with the same queue, or a copy of it, at most one sends.
 
-A lease is held by a host for some seconds and renewed long before they end. What a host believes of its own lease is
-judged by its own clocks, from before it asked, less a margin (`term.py`): it stops before anybody else may begin. Its
-fence is a number that no other holding has, and later ones are greater: who keeps the messages asks for it, so that a
-host that slept through the end of its lease finds another number and sends nothing.
+A host holds the lease for some seconds and renews it long before it expires. The holder decides by its own clocks
+whether its lease is still valid, counting from before the request and subtracting a margin (`term.py`). It therefore
+stops before another host can start. Each acquisition has a new, greater fencing token. The store checks the token
+before each send, so a host that slept through the expiry finds another token and sends nothing.
 
-    alone.py      a queue in a file of this machine: nobody to agree with
-    shared.py     the queue's own database says who sends
-    s3.py         an object in a bucket, written on conditions; what it says is in record.py
-    keeper.py     takes a lease, renews it, tells when it is gone
+    local.py      the queue is a file of this machine: always held
+    database.py   one row of the shared database
+    s3.py         one object in a bucket, written conditionally; record.py is its content
+    keeper.py     acquires and renews the lease
+    factory.py    creates the configured lease
 """
 
 from __future__ import annotations
@@ -19,59 +20,58 @@ __all__ = ["Lease"]
 
 
 class Lease(Protocol):
-    """One host's side of the right to send. Used from one task at a time, but for the properties.
+    """One host's view of the sender lease. Only one task may call its methods; the properties are safe everywhere.
 
-    `acquire`, `renew` and `release` raise LeaseError when it is not known what came of them: the lease then stands as
-    it did, and ends by itself when its time is over. However long they take, `held` does not wait for them.
+    `acquire`, `renew` and `release` raise LeaseError if the outcome is unknown. The lease is then unchanged and expires
+    on time. `held` does not wait for a call that is in progress.
     """
 
     @property
     def seconds(self) -> float:
-        """For how long a lease holds from the moment it was taken or renewed."""
+        """Validity in seconds, from the moment it is acquired or renewed."""
         ...
 
     @property
     def held(self) -> bool:
-        """Whether this host certainly holds it now, by its own clocks and with a margin. Costs nothing."""
+        """Whether this host certainly holds the lease, by its own clocks and less a margin. Makes no request."""
         ...
 
     @property
     def fence(self) -> int:
-        """The number of this host's latest holding, greater than those of all before it; 0 before the first."""
+        """Fencing token of this host's latest acquisition, greater than all earlier ones; 0 before the first."""
         ...
 
     @property
     def holder(self) -> str:
-        """The host that had it when it was last looked at and was not ours; "" when that was nobody."""
+        """The other host that held the lease when it was last read; "" if none did."""
         ...
 
     async def acquire(self) -> bool:
-        """Take it when nobody holds it, or when this very host did before it was started again; with a new fence.
+        """Acquire the lease if no host holds it, or if this host held it before a restart. The token is new.
 
         Returns:
-            False when another host holds it, or took it first: `holder` is its name.
+            False if another host holds it or was faster; `holder` is then its name.
 
         Raises:
-            LeaseError: it is not known.
+            LeaseError: the outcome is unknown.
         """
         ...
 
     async def renew(self) -> bool:
-        """Have it hold for another `seconds`, under the same fence.
+        """Extend the lease by `seconds`, with the same token.
 
         Returns:
-            False when it is lost: its time was over and somebody else's fence is there. It is not held then, and must
-            be acquired anew.
+            False if it expired and another host acquired it. It must then be acquired again.
 
         Raises:
-            LeaseError: it is not known; `held` goes on until its time is over.
+            LeaseError: the outcome is unknown; `held` stays true until the lease expires.
         """
         ...
 
     async def release(self) -> None:
-        """Let go at once, so that another host need not wait. Not held from the first moment of the call on.
+        """Release the lease immediately, so that another host need not wait. `held` is false from the call on.
 
         Raises:
-            LeaseError: it was not told to anybody; it ends by itself.
+            LeaseError: the release was not stored; the lease expires on time.
         """
         ...

@@ -1,4 +1,4 @@
-"""The lease of hosts that share a database: that database says who sends, in the transaction that notes a send."""
+"""Sender lease in a shared PostgreSQL database, checked in the transaction that records a send."""
 
 from __future__ import annotations
 
@@ -10,101 +10,107 @@ from helper.lease import Lease
 from helper.lease.term import Term
 
 MARGIN: Final = 0.1
-"""The part of a lease by which this host believes it to be over before the database does."""
+"""Fraction of a lease by which this host considers it expired before the database does."""
 
 
 class SenderLeaseStore(Protocol):
-    """The part of the store that says who sends, as `helper.store.postgres.PostgresStore` does."""
+    """Storage of the sender lease, implemented by `helper.store.postgres.PostgresStore`."""
 
     @property
     def lease_seconds(self) -> float:
-        """For how long it says so without a word."""
+        """Validity in seconds, unless it is renewed."""
         ...
 
     async def take_sender(self, outer: int | None = None) -> int | None:
-        """Become the one that sends: the fence, None where another host does."""
+        """Acquire the lease: the fencing token, or None if another host holds it."""
         ...
 
     async def keep_sender(self) -> bool:
-        """Stay it; False when another host has taken over."""
+        """Renew the lease; False if another host has acquired it."""
         ...
 
     async def leave_sender(self) -> None:
-        """Stop being it."""
+        """Release the lease."""
         ...
 
     async def sender_host(self) -> str:
-        """Which host sends, "" for none."""
+        """The host that holds the lease, "" if none does."""
         ...
 
 
 class DatabaseLease:
-    """`helper.lease.Lease` in the queue's own database.
+    """A `helper.lease.Lease` in the database of the queue.
 
-    The database asks for the fence whenever a send is noted (`mark_sending`), by its own clock, so nothing depends on
-    this host's. `held` is for what lies between the note and the first byte.
+    The database checks the fencing token by its own clock whenever a send is recorded (`mark_sending`), so correctness
+    does not depend on this host's clock. `held` covers the time between that record and the first byte sent.
 
     Args:
-        place: the database.
-        clock: this host's.
-        outer: a lease that is kept elsewhere and gives the right to this one, by its number: a greater one takes over
-            in the database from whoever is there. None where the database alone says who sends. Both hold for as long.
+        store: the database.
+        clock: this host's clock.
+        outer: a lease in an object store that must be held as well. Its token is stored in the database, and a greater
+            one replaces any holder there. Both leases have the same validity. None if the database alone decides.
     """
 
-    def __init__(self, place: SenderLeaseStore, *, clock: Clock, outer: Lease | None = None) -> None:
-        self.seconds = place.lease_seconds
+    def __init__(self, store: SenderLeaseStore, *, clock: Clock, outer: Lease | None = None) -> None:
+        self.seconds = store.lease_seconds
         self.fence = 0
         self.holder = ""
-        self._place = place
+        self._store = store
         self._outer = outer
         self._term = Term(clock, seconds=self.seconds, margin=self.seconds * MARGIN)
 
     @property
     def held(self) -> bool:
-        """Whether this host surely sends now."""
+        """Whether this host certainly holds the lease, and the outer lease if there is one."""
         return self._term.running and (self._outer is None or self._outer.held)
 
     async def acquire(self) -> bool:
-        """Take it, or learn who has it."""
+        """Acquire the lease, or set `holder`."""
         if self._outer is not None and not self._outer.held and not await self._outer.acquire():
             self.holder = self._outer.holder
             return False
         asked = self._term.ask()
         try:
-            fence = await self._place.take_sender(None if self._outer is None else self._outer.fence)
+            fence = await self._store.take_sender(None if self._outer is None else self._outer.fence)
             if fence is None:
-                self.holder = await self._place.sender_host()
+                self.holder = await self._store.sender_host()
                 return False
         except StoreError as error:
-            raise LeaseError(f"the database could not be asked who sends: {error}", advice=error.advice) from error
+            raise LeaseError(
+                f"could not acquire the sender lease in the database: {error}", advice=error.advice
+            ) from error
         self.fence, self.holder = fence, ""
         self._term.begin(asked)
         return True
 
     async def renew(self) -> bool:
-        """Have it hold for longer, or learn that it is lost."""
+        """Renew the lease; if it is lost, set `holder`."""
         if self._outer is not None and not await self._outer.renew():
             self._term.end()
             self.holder = self._outer.holder
             return False
         asked = self._term.ask()
         try:
-            if await self._place.keep_sender():
+            if await self._store.keep_sender():
                 self._term.begin(asked)
                 return True
             self._term.end()
-            self.holder = await self._place.sender_host()
+            self.holder = await self._store.sender_host()
         except StoreError as error:
-            raise LeaseError(f"the database could not be told who sends: {error}", advice=error.advice) from error
+            raise LeaseError(
+                f"could not renew the sender lease in the database: {error}", advice=error.advice
+            ) from error
         return False
 
     async def release(self) -> None:
-        """Let go at once."""
+        """Release the lease immediately, and the outer lease."""
         self._term.end()
         try:
-            await self._place.leave_sender()
+            await self._store.leave_sender()
         except StoreError as error:
-            raise LeaseError(f"the database could not be told who sends: {error}", advice=error.advice) from error
+            raise LeaseError(
+                f"could not release the sender lease in the database: {error}", advice=error.advice
+            ) from error
         finally:
             if self._outer is not None:
                 await self._outer.release()

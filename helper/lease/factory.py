@@ -1,4 +1,4 @@
-"""The lease that the settings name."""
+"""Creates the configured lease."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from helper.store.store import Store
 
 
 def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str, str]) -> Lease | None:
-    """The right to send from this store's queue; None where there is nobody to agree with.
+    """Create the sender lease of this store's queue.
 
     Args:
-        config: the settings.
+        config: the configuration.
         store: the queue.
-        clock: the time.
+        clock: the source of time.
         env: the environment, for the credentials of an object store.
 
+    Returns:
+        None if no other host can have the queue.
+
     Raises:
-        ConfigError: what it needs is not installed, or its credentials' file is none.
+        ConfigError: a required library is not installed, or the credentials file is invalid.
     """
-    outer = _in_bucket(config, clock, env)
+    outer = _create_s3_lease(config, clock, env)
     if not store.shared:
         return outer
-    # loaded here: a queue in a file needs nothing of it
+    # Imported here, because SQLite installations need not have the PostgreSQL libraries.
     from helper.lease.database import DatabaseLease  # noqa: PLC0415
     from helper.store.postgres import PostgresStore  # noqa: PLC0415
 
@@ -35,10 +38,10 @@ def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str
     return DatabaseLease(store, clock=clock, outer=outer)
 
 
-def _in_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Lease | None:
+def _create_s3_lease(config: Config, clock: Clock, env: Mapping[str, str]) -> Lease | None:
     if config.sender.place is None or not ROLES[config.helper.role].sends:
         return None
-    from helper.lease.s3 import s3_lease  # noqa: PLC0415 - likewise
+    from helper.lease.s3 import s3_lease  # noqa: PLC0415 - loads the object store library
 
     seconds = config.store.lease_seconds
     return s3_lease(

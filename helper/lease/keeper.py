@@ -1,4 +1,4 @@
-"""Takes the lease of the sender, renews it, and says when another host has it."""
+"""Acquires and renews the sender lease, and reports when another host holds it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from helper.lease import Lease
 
 log = structlog.get_logger("helper.lease")
 
-WORDS_A_TERM: Final = 3
-"""How often a lease is renewed in its time: two words may be lost."""
-TRIES_A_TERM: Final = 10
-"""How often a host that waits for the lease asks for it in the time of one."""
+RENEWALS_PER_TERM: Final = 3
+"""Renewals of a held lease during its validity; two of them may fail."""
+ATTEMPTS_PER_TERM: Final = 10
+"""Attempts of a waiting host to acquire the lease during the validity of one."""
 
-NOT_SENT: Final = "nothing is sent from here for now"
-UNFIT: Final = "this machine's clock is not the one that all hosts go by"
+CLOCK_FAULT: Final = "this host's clock differs from the database's"
 
 
 class LeaseKeeper:
-    """One host's part in who sends.
+    """Acquires, renews and releases the sender lease of one host.
 
     Args:
-        lease: the right to send.
+        lease: the sender lease.
         clock: for the waits.
-        standby: wait for as long as another host sends, instead of refusing to run.
-        changed: called whenever it was taken.
-        fit: whether this host may send at all. One that may not leaves the lease to others, or has nobody send.
+        standby: wait while another host holds the lease, instead of refusing to run.
+        changed: called whenever the lease is acquired.
+        fit: whether this host may send. If not, it releases the lease and does not acquire it.
     """
 
     def __init__(
@@ -47,100 +46,102 @@ class LeaseKeeper:
         self._standby = standby
         self._changed = changed
         self._fit = fit
-        self._mine = False
-        self._told: str | None = None
+        self._acquired = False
+        self._logged_reason: str | None = None
 
     async def begin(self) -> None:
-        """Before any work: refuse it where another host sends. Where nobody can be asked, `run` goes on asking.
+        """Acquire the lease before any work starts. Returns without it if its storage is unreachable; `run` retries.
 
         Raises:
-            LeaseHeld: another host holds it, and held it for the whole time in which a host that died loses it.
+            LeaseHeld: another host held it for longer than the lease of a crashed host remains valid.
         """
         if not self._standby:
-            await self._take(at_once=True)
+            await self._acquire(give_up_on_error=True)
 
     async def run(self) -> None:
-        """Take it and keep it until cancelled, then let go.
+        """Acquire and renew the lease until cancelled, then release it.
 
         Raises:
-            LeaseHeld: another host holds it, and held it for the whole time in which a host that died loses it.
+            LeaseHeld: another host held it for longer than the lease of a crashed host remains valid.
         """
         try:
             while True:
-                await (self._keep() if self._mine else self._take())
+                await (self._renew() if self._acquired else self._acquire())
         finally:
-            await self._let_go()
+            await self._release()
 
-    async def _take(self, *, at_once: bool = False) -> None:
-        """Ask until it is ours. A holder that does not live loses it within its time; one that does is a mistake.
+    async def _acquire(self, *, give_up_on_error: bool = False) -> None:
+        """Retry until this host holds the lease.
+
+        The lease of a crashed host expires while this waits. A host that renews it is a configuration error, unless
+        this one is a standby.
 
         Args:
-            at_once: give up, without an error, when nobody can be asked.
+            give_up_on_error: return, without an error, if the storage of the lease is unreachable.
         """
-        patience = self._lease.seconds * (1 + 1 / TRIES_A_TERM)
-        answered: float | None = None  # since when it has been answered that it is another's, without a gap
+        max_wait = self._lease.seconds * (1 + 1 / ATTEMPTS_PER_TERM)
+        held_since: float | None = None  # start of an unbroken run of "another host holds it"
         while True:
             while not self._fit():
-                self._tell(NOT_SENT, UNFIT, "It takes the lease again once that is over.")
-                if at_once:
+                self._warn_once("sending_paused", CLOCK_FAULT, "Sending resumes when the clocks agree.")
+                if give_up_on_error:
                     return
-                answered = None
-                await self._clock.sleep(self._lease.seconds / TRIES_A_TERM)
+                held_since = None
+                await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
             try:
                 if await self._lease.acquire():
                     break
             except LeaseError as error:
-                self._tell(NOT_SENT, str(error), error.advice)
-                if at_once:
+                self._warn_once("sending_paused", str(error), error.advice)
+                if give_up_on_error:
                     return
-                answered = None
+                held_since = None
             else:
-                self._tell(NOT_SENT, *self._why())
+                self._warn_once("sending_paused", *self._waiting_reason())
                 now = self._clock.monotonic()
-                answered = now if answered is None else answered
-                if not self._standby and now - answered >= patience:
-                    raise LeaseHeld(f"{self._other} sends for this queue, and one host does")
-            await self._clock.sleep(self._lease.seconds / TRIES_A_TERM)
-        self._mine, self._told = True, None
-        log.info("this host sends", fence=self._lease.fence)
+                held_since = now if held_since is None else held_since
+                if not self._standby and now - held_since >= max_wait:
+                    raise LeaseHeld(f"{self._other_host} sends for this queue, and only one host may")
+            await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
+        self._acquired, self._logged_reason = True, None
+        log.info("lease_acquired", fence=self._lease.fence)
         self._changed()
 
     @property
-    def _other(self) -> str:
-        """Who has it."""
+    def _other_host(self) -> str:
         return f"the host {self._lease.holder!r}" if self._lease.holder else "another host"
 
-    def _why(self) -> tuple[str, str]:
-        """Why it was not to be had, and what there is to do."""
-        if not self._lease.holder:  # where nothing says who had it, it may still be somebody's
-            return "it is waited for whether another host sends", f"This takes {self._lease.seconds:g} s."
-        advice = "This one takes over when that one is gone." if self._standby else LeaseHeld.advice
-        return f"{self._other} sends", advice
+    def _waiting_reason(self) -> tuple[str, str]:
+        """Reason and advice while the lease cannot be acquired."""
+        if not self._lease.holder:  # without a name in the lease, a host may hold it all the same
+            return "waiting to learn whether another host sends", f"This takes {self._lease.seconds:g} s."
+        advice = "This host takes over when the other one stops." if self._standby else LeaseHeld.advice
+        return f"{self._other_host} sends", advice
 
-    async def _keep(self) -> None:
-        await self._clock.sleep(self._lease.seconds / WORDS_A_TERM)
+    async def _renew(self) -> None:
+        await self._clock.sleep(self._lease.seconds / RENEWALS_PER_TERM)
         if not self._fit():
-            await self._let_go()
+            await self._release()
             return
         try:
-            self._mine = await self._lease.renew()
-            self._told = None
+            self._acquired = await self._lease.renew()
+            self._logged_reason = None
         except LeaseError as error:
-            # Nothing is lost yet: it may still be ours, and `held` says for how long that is sure.
-            self._tell("the lease of the sender could not be renewed", str(error), error.advice)
-        if not self._mine:
-            log.error("another host sends now", host=self._lease.holder)
+            # The lease may still be valid; `held` turns false when it expires.
+            self._warn_once("lease_renewal_failed", str(error), error.advice)
+        if not self._acquired:
+            log.error("lease_lost", host=self._lease.holder)
 
-    async def _let_go(self) -> None:
-        if self._mine:
-            self._mine = False
+    async def _release(self) -> None:
+        if self._acquired:
+            self._acquired = False
             try:
                 await self._lease.release()
             except LeaseError as error:
-                log.warning("the lease of the sender ends by itself", reason=str(error))
+                log.warning("lease_release_failed", reason=str(error), advice="The lease expires by itself.")
 
-    def _tell(self, what: str, reason: str, advice: str) -> None:
-        """One line for each reason, not one a try."""
-        if reason != self._told:
-            self._told = reason
-            log.warning(what, reason=reason, advice=advice)
+    def _warn_once(self, event: str, reason: str, advice: str) -> None:
+        """Log a reason once, not at every attempt."""
+        if reason != self._logged_reason:
+            self._logged_reason = reason
+            log.warning(event, reason=reason, advice=advice)

@@ -1,4 +1,4 @@
-"""A queue in a file of this machine: the file's lock leaves one daemon, and it always sends."""
+"""The lease of a queue in a local file: the file lock admits one daemon, and it always sends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 class LocalLease:
-    """`helper.lease.Lease` where there is nobody else: always held."""
+    """A `helper.lease.Lease` that is always held."""
 
     seconds: float = math.inf
     held: bool = True
@@ -14,12 +14,12 @@ class LocalLease:
     holder: str = ""
 
     async def acquire(self) -> bool:
-        """Nothing to do."""
+        """Return True."""
         return True
 
     async def renew(self) -> bool:
-        """Nothing to do."""
+        """Return True."""
         return True
 
     async def release(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What lies in an object store while somebody holds a lease there. Pure."""
+"""Content and observed age of the lease object in an object store. No I/O."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 LONGEST: Final = 300.0
-"""Seconds of the longest lease that is believed: an object must not keep everybody away for ever."""
-_LARGEST: Final = 4096
+"""Longest accepted lease in seconds, so that a wrong object cannot block all hosts indefinitely."""
+_MAX_BYTES: Final = 4096
 
 
 class LeaseRecord(BaseModel):
-    """One version of the object.
+    """One version of the lease object.
 
     Attributes:
-        format: what it is, for who finds it.
-        holder: a number that the holding process drew at its start (hex).
-        host: its host's name, for people.
-        fence: the number of this holding; of a version that is nobody's, one that is less than all to come.
-        beat: counts the versions that a process wrote.
-        mark: drawn for each version (hex), so that no two are alike, not even those of a machine and its copy.
-        seconds: for how long it holds from when this version was written, by whatever clock.
-        released: whether it was let go.
-        written: the holder's wall clock when it wrote this (unix seconds), for people; nothing is concluded from it.
+        format: identifies the object to anyone who reads it.
+        holder: random identifier of the holding process, drawn at its start (hex).
+        host: name of its host, for display.
+        fence: fencing token of this acquisition; a version without a holder has one below all later tokens.
+        beat: number of versions this process has written.
+        mark: random for each version (hex), so that all versions differ, even those of a machine and its clone.
+        seconds: validity from when this version was written.
+        released: whether the lease was released.
+        written: wall clock of the holder at the write (unix seconds), for display only.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -40,17 +40,17 @@ class LeaseRecord(BaseModel):
     written: Annotated[float, Field(allow_inf_nan=False)]
 
     def to_bytes(self) -> bytes:
-        """The object's content."""
+        """Return the content of the object."""
         return self.model_dump_json(indent=2).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> LeaseRecord:
-        """What an object says.
+        """Parse the content of an object.
 
         Raises:
-            ValueError: it is no lease.
+            ValueError: it is not a lease.
         """
-        if len(content) > _LARGEST:
+        if len(content) > _MAX_BYTES:
             raise ValueError(f"has {len(content)} bytes")
         try:
             return cls.model_validate_json(content)
@@ -60,11 +60,11 @@ class LeaseRecord(BaseModel):
 
 
 class LeaseObservation:
-    """For how long the same version has been seen, by the one clock of who looks.
+    """Measures how long the same version has been observed, by the observer's monotonic clock.
 
-    No two hosts' clocks are ever compared: who holds the lease writes a new version long before its time is over. So a
-    version that stayed for that whole time, from when it was first *seen*, is of a holder that has stopped before.
-    Clocks must go about equally fast; none needs to tell the right time.
+    Clocks of different hosts are never compared. A holder writes a new version long before its lease expires, so a
+    version that has not changed for its whole validity, from when it was first *observed*, is that of a holder that has
+    already stopped. The clocks must run equally fast, but need not show the same time.
     """
 
     def __init__(self) -> None:
@@ -72,21 +72,21 @@ class LeaseObservation:
         self._since = 0.0
 
     def looked(self, tag: str, now: float) -> None:
-        """A version was seen.
+        """Record that a version was observed.
 
         Args:
-            tag: its tag.
-            now: a monotonic time after the answer came.
+            tag: its ETag.
+            now: monotonic time after the response.
         """
         if tag != self._tag:
             self._tag, self._since = tag, now
 
     def lapsed(self, record: LeaseRecord, own_seconds: float, now: float) -> bool:
-        """Whether the version that was seen last is nobody's any more.
+        """Whether the version observed last has expired or was released.
 
         Args:
-            record: what that version says.
-            own_seconds: for how long a lease of ours would hold; the longer of both is waited for.
-            now: a monotonic time.
+            record: its content.
+            own_seconds: validity of this host's leases; the longer of the two applies.
+            now: monotonic time.
         """
         return record.released or now - self._since >= max(record.seconds, own_seconds)

@@ -1,17 +1,18 @@
-"""The lease as one object in an object store, each version written on condition that the one before it was still there.
+"""The sender lease as one object in an object store, replaced with conditional writes.
 
-It is created with If-None-Match: * and replaced with If-Match: the version's ETag, so that of two who write one is
-refused. That somebody's time is over is judged by `LeaseObservation`, from one's own monotonic clock alone. A write
-whose answer was lost is found out about by reading: are there the very bytes that were sent, it was done.
+The object is created with `If-None-Match: *` and replaced with `If-Match: <ETag>`, so that of two concurrent writers
+one is refused. `LeaseObservation` decides whether another host's lease has expired, from this host's monotonic clock
+alone. If the response to a write is lost, the object is read: if it has the bytes that were sent, the
+write was done.
 
-Who finds no object makes one that is nobody's, and waits as for a holder that died: it may have been deleted while
-somebody held it.
+A host that finds no object creates one without a holder and waits as it does for a crashed host, because the object may
+have been deleted while a host held the lease.
 
-A process that was killed and is started again is another holder, whatever its host is called: a clone of the machine
-has the same name. It waits for the time to run out; one that was stopped properly has released it.
+A process that is restarted after a crash is a new holder even if the host name is the same, because a clone of the
+machine has that name too. It waits until the lease expires. A process that stops properly releases the lease.
 
-Requests an hour, as `keeper.py` goes about it with 10 s: 1,080 writes for who holds it (three in its time), at most
-3,600 reads for each that waits (ten in its time), and five at a start. docs/decisions/0013-object-store.md: the cost.
+Requests per hour with `keeper.py` and a lease of 10 s: 1,080 writes of the holder (three per lease), at most 3,600
+reads of each waiting host (ten per lease), and five at start. docs/decisions/0013-object-store.md has the cost.
 """
 
 from __future__ import annotations
@@ -32,28 +33,31 @@ from helper.object_store.s3 import open_bucket
 
 SECONDS: Final = 10.0
 MARGIN: Final = 0.2
-"""The part of its time before whose end a holder trusts it no more: for the pace of two clocks to differ in."""
+"""Fraction of a lease by which its holder considers it expired early, as clocks run at slightly different rates."""
 CHECK: Final = ".check"
-"""Behind the object's name: another one, on which it is tried whether the store keeps to conditions."""
+"""Suffix of a second object, on which conditional writes are tested."""
 _WRONG_TAG: Final = f'"{"0" * 32}"'
 NOBODY: Final = "0" * 32
-"""The holder of an object that was made to be waited for."""
-_ROUNDS: Final = 2
-"""Times that a refused write is looked into, and tried again where what it asked for stood all the same."""
-_KEPT: Final = 50
-"""Versions of ours that are remembered while none is answered."""
-_UNSAID: Final = "the object store refuses what it must not: another write was under way each time"
+"""Holder of an object that was created without one."""
+_WRITE_ATTEMPTS: Final = 2
+"""Attempts of a conditional write that is refused although its condition held."""
+_MAX_UNCONFIRMED: Final = 50
+"""Own versions that are remembered while no write is answered."""
+_REFUSED_WRITES: Final = "the object store refused valid writes: another write was in progress each time"
 
 
 class S3Lease:
-    """`helper.lease.Lease` in a bucket.
+    """A `helper.lease.Lease` in a bucket.
 
     Args:
-        bucket: where; a call of it must end within a quarter of `seconds`.
-        name: the object's name; all who share a queue, or have a copy of it, have the same.
-        host: this host's name, for people.
-        clock: the time.
-        seconds: for how long a lease holds.
+        bucket: the bucket; each of its calls must end within a quarter of `seconds`.
+        name: name of the object, the same for all hosts that share the queue or have a copy of it.
+        host: name of this host, for display.
+        clock: the source of time.
+        seconds: validity of the lease.
+
+    Raises:
+        ValueError: `seconds` is above `LONGEST`.
     """
 
     def __init__(self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float = SECONDS) -> None:
@@ -65,14 +69,14 @@ class S3Lease:
         self._clock = clock
         self._seconds = seconds
         self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN)
-        self._watch = LeaseObservation()
-        self._me = secrets.token_hex(16)
-        self._tag = ""  # of the version that is ours; "" while none is
-        self._sent: list[bytes] = []  # versions of ours since the last that was answered: any may have been written
+        self._observation = LeaseObservation()
+        self._process_id = secrets.token_hex(16)
+        self._tag = ""  # ETag of this process's version; "" if it holds none
+        self._unconfirmed: list[bytes] = []  # own versions since the last answered write; any may have been stored
         self._fence = 0
         self._beat = 0
         self._holder = ""
-        self._tried = False
+        self._conditions_checked = False
 
     @property
     def seconds(self) -> float:
@@ -95,133 +99,134 @@ class S3Lease:
         return self._holder
 
     async def acquire(self) -> bool:
-        """Take it when nobody holds it.
+        """Acquire the lease if no host holds it.
 
-        Call it again and again where it is held: that its holder is gone is seen from a version that stays.
+        Call it repeatedly while another host holds the lease: expiry is detected from a version that does not change.
 
         Returns:
-            False when another holds it, or took it first: `holder` is its host's name, "" where it is nobody's yet.
+            False if another host holds it or was faster; `holder` is its name, "" if the object has no holder yet.
 
         Raises:
-            LeaseError: it is not known, or the store does not keep to conditions.
+            LeaseError: the outcome is unknown, or the store ignores write conditions.
         """
-        with self._in_time():
-            await self._try_conditions()
-            for _ in range(_ROUNDS):
-                found = await self._look()
+        with self._time_limit():
+            await self._check_conditional_writes()
+            for _ in range(_WRITE_ATTEMPTS):
+                found = await self._fetch()
                 if found is None:
-                    await self._make()
+                    await self._create_without_holder()
                     return False
                 record = self._read(found)
-                if not self._free(found, record):
+                if not self._is_free(found, record):
                     self._holder = record.host
                     return False
                 fence = max(self._fence, record.fence) + 1
                 asked = self._term.ask()
                 if tag := await self._write(found.tag, self._record(fence)):
-                    self._began(tag, fence, asked)
+                    self._start_term(tag, fence, asked)
                     return True
-        raise LeaseError(_UNSAID)
+        raise LeaseError(_REFUSED_WRITES)
 
     async def renew(self) -> bool:
         """See `Lease`."""
-        with self._in_time():
-            for _ in range(_ROUNDS):
+        with self._time_limit():
+            for _ in range(_WRITE_ATTEMPTS):
                 if not self._tag:
                     return False
                 asked = self._term.ask()
                 if tag := await self._write(self._tag, self._record(self._fence)):
-                    self._began(tag, self._fence, asked)
+                    self._start_term(tag, self._fence, asked)
                     return True
-                await self._find_ours()
+                await self._check_ownership()
         if self._tag:
-            raise LeaseError(_UNSAID)
+            raise LeaseError(_REFUSED_WRITES)
         return False
 
     async def release(self) -> None:
         """See `Lease`."""
         self._term.end()
-        with self._in_time():
-            for _ in range(_ROUNDS):
+        with self._time_limit():
+            for _ in range(_WRITE_ATTEMPTS):
                 if not self._tag:
                     return
                 if await self._write(self._tag, self._record(self._fence, released=True)):
                     self._tag = ""
-                    self._sent.clear()
+                    self._unconfirmed.clear()
                     return
-                await self._find_ours()
+                await self._check_ownership()
         if self._tag:
-            raise LeaseError(_UNSAID)
+            raise LeaseError(_REFUSED_WRITES)
 
     @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        """Together all requests of a call take no longer than the lease would hold."""
+    def _time_limit(self) -> Iterator[None]:
+        """Limit all requests of a call together to the validity of a lease."""
         try:
             with anyio.fail_after(self._seconds):
                 yield
         except TimeoutError:
             raise LeaseError(f"the object store did not answer within {self._seconds:g} s") from None
 
-    def _began(self, tag: str, fence: int, asked: Moment) -> None:
+    def _start_term(self, tag: str, fence: int, asked: Moment) -> None:
         self._tag, self._fence, self._holder = tag, fence, ""
-        self._sent.clear()
+        self._unconfirmed.clear()
         self._term.begin(asked)
 
-    def _free(self, found: StoredObject, record: LeaseRecord) -> bool:
-        """Whether it may be taken from who wrote this, as far as that was seen."""
-        # The bytes, and not the number of this process: a copy of a machine with its memory has the number too.
-        ours = found.tag == self._tag or found.body in self._sent
-        return ours or self._watch.lapsed(record, self._seconds, self._clock.monotonic())
+    def _is_free(self, found: StoredObject, record: LeaseRecord) -> bool:
+        """Whether the lease has expired, was released, or is this process's own."""
+        # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
+        ours = found.tag == self._tag or found.body in self._unconfirmed
+        return ours or self._observation.lapsed(record, self._seconds, self._clock.monotonic())
 
-    async def _make(self) -> None:
-        """Where there is no object, one that is nobody's and lapses as if somebody had just died.
+    async def _create_without_holder(self) -> None:
+        """Create the missing object without a holder. It expires like the lease of a host that has just crashed.
 
-        Its number is the time, so that numbers go on where an object was deleted: they are far fewer than seconds.
+        Its fencing token is the unix time, which is greater than any token of a deleted object: tokens grow by far
+        less than one a second.
         """
         fence = max(self._fence, int(self._clock.now()), 1)
-        made = LeaseRecord(
+        record = LeaseRecord(
             holder=NOBODY, host="", fence=fence, beat=0, seconds=self._seconds, written=self._clock.now()
         )
-        if tag := await self._write("", made):
-            self._watch.looked(tag, self._clock.monotonic())
+        if tag := await self._write("", record):
+            self._observation.looked(tag, self._clock.monotonic())
         self._tag, self._holder = "", ""
         self._term.end()
 
-    async def _find_ours(self) -> None:
-        """After a refusal: the version that is there, if it is of this holding after all; else it is lost."""
-        before, found = self._tag, await self._look()
+    async def _check_ownership(self) -> None:
+        """After a refused write, check whether the stored version is still this process's; if not, end the lease."""
+        before, found = self._tag, await self._fetch()
         self._tag = ""
         if found is not None:
             record = self._read(found)
-            if found.tag == before or (found.body in self._sent and record.fence == self._fence):
+            if found.tag == before or (found.body in self._unconfirmed and record.fence == self._fence):
                 self._tag = found.tag
                 return
         self._term.end()
         self._holder = "" if found is None else record.host
 
-    async def _look(self) -> StoredObject | None:
+    async def _fetch(self) -> StoredObject | None:
         try:
             found = await self._bucket.get(self._name)
         except BucketError as error:
-            raise _unknown(error) from None
+            raise _to_lease_error(error) from None
         if found is not None:
-            self._watch.looked(found.tag, self._clock.monotonic())
+            self._observation.looked(found.tag, self._clock.monotonic())
         return found
 
     async def _write(self, tag: str, record: LeaseRecord) -> str | None:
-        """The next version in the place of the one with this tag ("" for none at all); None when it was refused."""
+        """Replace the version with this tag, or create the object if the tag is "". Returns None if it was refused."""
         try:
             if not tag:
                 return await self._bucket.create(self._name, record.to_bytes())
-            self._sent = [*self._sent[-_KEPT:], record.to_bytes()]
+            self._unconfirmed = [*self._unconfirmed[-_MAX_UNCONFIRMED:], record.to_bytes()]
             return await self._bucket.replace(self._name, record.to_bytes(), tag)
         except BucketError as error:
-            raise _unknown(error) from None
+            raise _to_lease_error(error) from None
 
     def _record(self, fence: int, *, released: bool = False) -> LeaseRecord:
         self._beat += 1
         return LeaseRecord(
-            holder=self._me,
+            holder=self._process_id,
             host=self._host,
             fence=fence,
             beat=self._beat,
@@ -235,27 +240,27 @@ class S3Lease:
             return LeaseRecord.from_bytes(found.body)
         except ValueError as error:
             raise LeaseError(
-                f"the object {self._name} is no lease ({error})",
-                advice="Give the lease a name of its own, or delete that object while no helper runs.",
+                f"the object {self._name} is not a lease ({error})",
+                advice="Configure another object name for the lease, or delete the object while no helper runs.",
             ) from None
 
-    async def _try_conditions(self) -> None:
-        """Once: whether the store refuses what it must; one that does not would let two senders run, silently."""
-        if self._tried:
+    async def _check_conditional_writes(self) -> None:
+        """Check once that the store enforces write conditions. Without them two hosts could send unnoticed."""
+        if self._conditions_checked:
             return
         name = self._name + CHECK
         try:
             await self._bucket.create(name, b"there\n")
-            kept = await self._bucket.create(name, b"must not be written\n") is None
-            kept = kept and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
+            enforced = await self._bucket.create(name, b"must not be written\n") is None
+            enforced = enforced and await self._bucket.replace(name, b"must not be written\n", _WRONG_TAG) is None
         except BucketError as error:
-            raise _unknown(error) from None
-        if not kept:
+            raise _to_lease_error(error) from None
+        if not enforced:
             raise LeaseError(
-                "this object store does not keep to If-None-Match and If-Match: a lease in it would be none",
-                advice="Use a store with conditional writes, or a newer version of this one.",
+                "this object store ignores If-None-Match or If-Match and cannot hold a lease",
+                advice="Use an object store with conditional writes, or a newer version of this one.",
             )
-        self._tried = True
+        self._conditions_checked = True
 
 
 def s3_lease(
@@ -267,29 +272,28 @@ def s3_lease(
     env: Mapping[str, str],
     seconds: float = SECONDS,
 ) -> S3Lease:
-    """A lease as the settings reach it.
+    """Create the configured lease.
 
     Args:
-        settings: the section [s3].
-        place: the object, in which bucket.
-        host: this host's name, for people.
-        clock: the time.
-        env: the environment, for the credentials' file.
-        seconds: for how long a lease holds.
+        settings: section [s3] of the configuration.
+        place: bucket and name of the object.
+        host: name of this host, for display.
+        clock: the source of time.
+        env: the environment, for the credentials file.
+        seconds: validity of the lease.
 
     Raises:
-        ConfigError: the place names no object, the library is not installed, or the credentials' file is none.
+        ConfigError: the place names no object, the library is not installed, or the credentials file is invalid.
     """
     folder, _, name = place.path.rpartition("/")
     if not name:
-        raise ConfigError(f"{place} names no object: the lease needs one, like {place}/sender.json")
-    longest = min(settings.timeout_seconds, seconds / 4)
-    bucket = open_bucket(settings, BucketLocation(place.bucket, folder), clock=clock, env=env, seconds=longest)
+        raise ConfigError(f"{place} names no object: the lease needs one, for example {place}/sender.json")
+    timeout = min(settings.timeout_seconds, seconds / 4)
+    bucket = open_bucket(settings, BucketLocation(place.bucket, folder), clock=clock, env=env, seconds=timeout)
     return S3Lease(bucket, name, host=host, clock=clock, seconds=seconds)
 
 
-def _unknown(error: BucketError) -> LeaseError:
-    """The store's trouble as the lease's."""
+def _to_lease_error(error: BucketError) -> LeaseError:
     if isinstance(error, BucketRefused):
         return LeaseError(str(error), advice=error.advice)
     return LeaseError(str(error))

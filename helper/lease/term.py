@@ -1,4 +1,4 @@
-"""For how long a lease is certainly ours, by this host's own clocks."""
+"""Validity of a held lease by this host's own clocks."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from typing import Final
 from helper.clock import Clock
 
 SET_BACK: Final = 1.0
-"""Seconds by which a wall clock may go back during a term: no more is what keeping the time does to it."""
-_OVER: Final = (0.0, 0.0)
+"""Seconds that the wall clock may go back during a term; time synchronisation moves it by less."""
+_EXPIRED: Final = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something was asked, by both clocks of a host."""
+    """The time of a request by both clocks of a host."""
 
     wall: float
     monotonic: float
 
 
 class Term:
-    """The time of one lease, reckoned from before it was asked for: the answer may have taken long.
+    """Validity of one lease, counted from before the request, because the reply may have taken long.
 
-    Both clocks must agree that it is not over. The monotonic one stands still while a machine is suspended, the other
-    may be set; either alone could make it last too long.
+    The lease is valid only while both clocks agree. The monotonic clock stops while the machine is suspended, and the
+    wall clock can be set; either alone could extend the term.
 
     Args:
-        clock: this host's.
-        seconds: for how long a lease holds.
-        margin: how long before that it counts as over.
+        clock: this host's clock.
+        seconds: validity of a lease.
+        margin: seconds before its end from which it counts as expired.
 
     Raises:
-        ValueError: the margin leaves nothing.
+        ValueError: the margin is negative or not below `seconds`.
     """
 
     def __init__(self, clock: Clock, *, seconds: float, margin: float) -> None:
         if not 0 <= margin < seconds:
-            raise ValueError(f"a lease of {seconds} s less {margin} s is none")
+            raise ValueError(f"a lease of {seconds} s has no time left after a margin of {margin} s")
         self._clock = clock
-        self._lasts = seconds - margin
-        self._until = _OVER
+        self._length = seconds - margin
+        self._until = _EXPIRED
 
     def ask(self) -> Moment:
-        """The moment before a question is sent; hand it to `begin` when the answer is yes."""
+        """Return the current moment. Call it before a request, and pass it to `begin` if the request succeeds."""
         return Moment(self._clock.now(), self._clock.monotonic())
 
     def begin(self, asked: Moment) -> None:
-        """It holds from the moment it was asked for."""
-        self._until = (asked.wall + self._lasts, asked.monotonic + self._lasts)
+        """Start the term at the moment of the request."""
+        self._until = (asked.wall + self._length, asked.monotonic + self._length)
 
     def end(self) -> None:
-        """It is over."""
-        self._until = _OVER
+        """End the term."""
+        self._until = _EXPIRED
 
     @property
     def running(self) -> bool:
-        """Whether it is certainly not over."""
+        """Whether the term has certainly not expired."""
         wall, monotonic = self._until
-        # Before the moment of asking, a wall clock was set back since, and says nothing of how long that is ago.
-        begun = wall - self._lasts - SET_BACK
+        # A wall clock before the moment of the request was set back, and can no longer measure the term.
+        begun = wall - self._length - SET_BACK
         return self._clock.monotonic() < monotonic and begun <= self._clock.now() < wall

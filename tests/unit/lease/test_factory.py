@@ -140,15 +140,15 @@ async def test_a_database_that_is_away_ends_nothing_before_its_time_and_the_obje
     bucket, place = used(), Place()
     one = DatabaseLease(place, clock=clock, outer=lease(bucket, clock))
     place.away = True
-    with pytest.raises(LeaseError, match="could not be asked who sends"):
+    with pytest.raises(LeaseError, match="could not acquire the sender lease"):
         await one.acquire()
     place.away = False
     assert await one.acquire()
     place.away = True
-    with pytest.raises(LeaseError, match="could not be told"):
+    with pytest.raises(LeaseError, match="could not renew the sender lease"):
         await one.renew()
     assert one.held
-    with pytest.raises(LeaseError, match="could not be told"):
+    with pytest.raises(LeaseError, match="could not release the sender lease"):
         await one.release()
     assert not one.held
     assert await lease(bucket, clock, "b").acquire(), "at once"

@@ -210,7 +210,7 @@ async def test_where_nothing_says_who_had_it_that_is_what_is_told(
         with pytest.raises(LeaseHeld, match="another host sends for this queue"):
             await beginning
     (told,) = logs
-    assert (told["reason"], told["advice"]) == ("it is waited for whether another host sends", "This takes 10 s.")
+    assert (told["reason"], told["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
 
 
 async def test_a_host_that_may_not_send_leaves_it_to_others_and_takes_it_again(

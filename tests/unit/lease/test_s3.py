@@ -218,7 +218,7 @@ async def test_a_machine_that_was_copied_with_its_memory_is_another_one() -> Non
     assert await one.acquire()
     twin = copy.copy(one)
     twin._term = copy.copy(one._term)
-    twin._sent = []
+    twin._unconfirmed = []
     clock.advance(3)
     assert await one.renew()
     assert not await twin.renew()
@@ -238,15 +238,15 @@ async def test_a_store_that_refuses_what_stands_leaves_it_as_it_is() -> None:
     bucket.objects |= used().objects
     one = lease(bucket, clock)
     bucket.busy = True
-    with pytest.raises(LeaseError, match="another write was under way"):
+    with pytest.raises(LeaseError, match="another write was in progress"):
         await one.acquire()
     bucket.busy = False
     assert await one.acquire()
     bucket.busy = True
-    with pytest.raises(LeaseError, match="another write was under way"):
+    with pytest.raises(LeaseError, match="another write was in progress"):
         await one.renew()
     assert one.held
-    with pytest.raises(LeaseError, match="another write was under way"):
+    with pytest.raises(LeaseError, match="another write was in progress"):
         await one.release()
     assert not one.held
 
@@ -255,9 +255,9 @@ async def test_a_store_that_refuses_what_stands_leaves_it_as_it_is() -> None:
 async def test_an_object_of_somebody_else_is_left_alone(content: bytes) -> None:
     bucket, clock = used(), FakeClock()
     bucket.objects[NAME] = StoredObject(content, '"1"')
-    with pytest.raises(LeaseError, match="is no lease") as caught:
+    with pytest.raises(LeaseError, match="is not a lease") as caught:
         await lease(bucket, clock).acquire()
-    assert "name of its own" in caught.value.advice
+    assert "another object name" in caught.value.advice
     assert bucket.objects[NAME].body == content
 
 
@@ -273,7 +273,7 @@ async def test_a_store_that_takes_no_notice_of_conditions_is_refused() -> None:
     for bucket in (Deaf(), HalfDeaf()):
         one = lease(bucket, FakeClock())
         for _ in range(2):
-            with pytest.raises(LeaseError, match="does not keep to If-None-Match"):
+            with pytest.raises(LeaseError, match="ignores If-None-Match"):
                 await one.acquire()
         assert list(bucket.objects) == [NAME + CHECK]
 
