@@ -1,1 +1,1 @@
-"""Several hosts on one queue: membership, clock skew and the send loop of the lease holder."""
+"""Hosts that share one queue: membership, clock skew and the send loop of the lease holder."""

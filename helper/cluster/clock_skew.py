@@ -1,4 +1,4 @@
-"""Whether this host's clock is that of the database that it shares: "never early" is told by one clock, not by ten."""
+"""Detects clock skew against the shared database, so that all hosts release shares by one clock."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ import structlog
 from helper.clock import Clock
 from helper.errors import StoreError
 
-log = structlog.get_logger("helper.skew")
+log = structlog.get_logger("helper.cluster")
 
 TOLERANCE_SECONDS: Final = 2.0
-"""Further from the database's clock than this, a host takes, proves and sends nothing."""
-LOOK_SECONDS: Final = 10.0
+"""Maximum skew; above it this host accepts, proves and sends nothing."""
+CHECK_SECONDS: Final = 10.0
 
 
 class Database(Protocol):
-    """What has a clock of its own."""
+    """A database with its own clock, implemented by `helper.store.store.Store`."""
 
     async def skew(self) -> float:
-        """How many seconds its clock is ahead of this host's."""
+        """Seconds that its clock is ahead of this host's."""
         ...
 
 
 class ClockSkewMonitor:
-    """Compares the clocks every ten seconds. One that cannot be asked leaves what was found before.
+    """Compares the database's clock with this host's every ten seconds.
 
-    Between two looks this host's own clocks tell: one that is set is out of step from that moment on.
+    If the database is unreachable, the last comparison stays in force. Between comparisons the skew follows this host's
+    own clocks, so that a change of its wall clock is detected immediately.
     """
 
     def __init__(self, database: Database, *, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._told = False
-        self._ahead = self._own()  # the database's wall clock less this host's monotonic one
+        self._reported = False
+        self._offset = self._own_offset()  # the database's wall clock minus this host's monotonic clock
 
     @property
     def seconds(self) -> float:
-        """By how many seconds the database's clock is ahead of this host's; 0 before the first look."""
-        return self._ahead - self._own()
+        """Seconds that the database's clock is ahead of this host's; 0 before the first comparison."""
+        return self._offset - self._own_offset()
 
-    def _own(self) -> float:
+    def _own_offset(self) -> float:
         return self._clock.now() - self._clock.monotonic()
 
     @property
     def trouble(self) -> str | None:
-        """Why this host must do nothing by its clock, or None."""
+        """Why this host must not act by its clock, or None."""
         seconds = self.seconds
         if abs(seconds) <= TOLERANCE_SECONDS:
             return None
@@ -54,24 +55,28 @@ class ClockSkewMonitor:
         return f"this machine's clock is {abs(seconds):.1f} s {side} the database's"
 
     async def look(self) -> None:
-        """Compare now.
+        """Compare the clocks now.
 
         Raises:
-            StoreError: the database cannot be asked.
+            StoreError: the database is unreachable.
         """
         ahead = await self._database.skew()
-        self._ahead = self._own() + ahead
-        trouble, told, self._told = self.trouble, self._told, self.trouble is not None
-        if trouble is not None and not told:
-            log.error("nothing is done by a wrong clock", reason=trouble, advice="Set the clock, here or there.")
-        elif trouble is None and told:
-            log.info("the clocks agree again", seconds=round(ahead, 3))
+        self._offset = self._own_offset() + ahead
+        trouble, reported, self._reported = self.trouble, self._reported, self.trouble is not None
+        if trouble is not None and not reported:
+            log.error(
+                "clock_skew_exceeded",
+                reason=trouble,
+                advice="Correct the clock of this host or of the database server.",
+            )
+        elif trouble is None and reported:
+            log.info("clock_skew_recovered", seconds=round(ahead, 3))
 
     async def run(self) -> None:
-        """Compare for ever."""
+        """Compare the clocks periodically until cancelled."""
         while True:
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(CHECK_SECONDS)
             try:
                 await self.look()
             except StoreError as error:
-                log.warning("the database's clock could not be looked at", reason=str(error))
+                log.warning("clock_skew_check_failed", reason=str(error))

@@ -1,13 +1,12 @@
-"""What a host does because it is one of several that share a queue: who sends, whose clock counts, what others know.
+"""Cluster membership: sender lease, clock agreement, shared state.
 
-Nothing of it runs where the queue is a file, but for the lease where one is set: it keeps a copy of the file on
-another host from being worked beside it.
+With the queue in a local file only the lease applies, if one is configured: it keeps a copy of the file on another host
+from being used at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -22,21 +21,25 @@ from helper.lease.keeper import LeaseKeeper
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.among")
+log = structlog.get_logger("helper.cluster")
 
 LONGEST_SLEEP: Final = 1.0
-"""Seconds after which a loop of a shared queue looks round in any case: nobody may have told."""
+"""Maximum seconds between two polls of a shared queue, as notifications may be lost."""
 AGREE_SECONDS: Final = 2.0
 
 
 class ClusterMember:
-    """One host among others.
+    """This host as one of those that share a queue.
 
     Args:
-        lease: the right to send.
-        role: what this host does.
+        store: the queue.
+        lease: the sender lease.
+        role: the role of this host.
         standby: wait while another host sends.
-        changed: called when this host became the sender.
+        circuits: the circuit selection, shared with the other hosts.
+        rounds: the round registry, updated from what other hosts stored.
+        clock: the source of time.
+        changed: called when this host acquires the lease.
     """
 
     def __init__(
@@ -56,18 +59,21 @@ class ClusterMember:
         self._circuits = circuits
         self._rounds = rounds
         self._clock = clock
-        self._told: str | None = None
+        self._published: str | None = None
         self._sender: str | None = None
         self.skew = ClockSkewMonitor(store, clock=clock)
-        keeping = partial(LeaseKeeper, lease, clock=clock, standby=standby, changed=changed)
-        self.keeper = keeping(fit=lambda: self.off is None) if role.sends else None
+        self.keeper: LeaseKeeper | None = None
+        if role.sends:
+            self.keeper = LeaseKeeper(
+                lease, clock=clock, standby=standby, changed=changed, fit=lambda: self.off is None
+            )
 
     async def begin(self) -> None:
-        """Before any work: compare the clocks, take the lease.
+        """Compare the clocks and acquire the lease, before any work starts.
 
         Raises:
-            StoreError: the database cannot be asked.
-            LeaseHeld: another host sends, and this one is to as well.
+            StoreError: the database is unreachable.
+            LeaseHeld: another host sends, and this one is configured to send as well.
         """
         await self.skew.look()
         if self.keeper is not None:
@@ -75,27 +81,27 @@ class ClusterMember:
 
     @property
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What runs for ever."""
-        found = {"clock": self.skew.run(), "agreement": self._agree()} if self._store.shared else {}
+        """The tasks to run until the service stops, by name."""
+        tasks = {"clock": self.skew.run(), "agreement": self._agree()} if self._store.shared else {}
         if self.keeper is not None:
-            found["lease"] = self.keeper.run()
-        return found
+            tasks["lease"] = self.keeper.run()
+        return tasks
 
     @property
     def off(self) -> str | None:
-        """Why this host's clock is not the one that all go by, or None. A file knows of no other clock."""
+        """Why this host's clock must not be used, or None. A queue in a file has no other clock."""
         return self.skew.trouble if self._store.shared else None
 
     @property
     def waits(self) -> str | None:
-        """Why nothing of the queue is proven here for now, or None. A queue that is shared is worked by all."""
+        """Why this host must not prove shares now, or None. All hosts of a shared queue prove."""
         if self._store.shared or self._lease.held:
             return None
-        return self.elsewhere or "the place of the lease has not answered for so long that another host may send"
+        return self.elsewhere or "the lease storage has not answered for so long that another host may send"
 
     @property
     def elsewhere(self) -> str | None:
-        """Why no share is taken here, or None: one that only this copy of a queue had would wait until it sends."""
+        """Why this host must not accept shares, or None. A copy of the queue would not reveal them while it waits."""
         if self._store.shared or self._lease.held:
             return None
         if self._lease.holder:
@@ -103,8 +109,10 @@ class ClusterMember:
         return None if self._lease.fence else "it is not known yet whether another host works on this queue"
 
     def facts(self) -> dict[str, Any]:
-        """For operators: `sender` is the host that sends, as the database says where the queue is shared ("" for none,
-        None while it was not asked), else who has the lease and is not this host.
+        """State for operators.
+
+        `sender` is the host that sends. For a shared queue it comes from the database ("" for none, None while it is
+        unknown), otherwise it is the other host that holds the lease.
         """
         if self._store.shared:
             sender, skew = self._sender, {"database_skew": round(self.skew.seconds, 3)}
@@ -113,26 +121,25 @@ class ClusterMember:
         return {"sends": self._lease.held, "sender": sender, **skew}
 
     async def _agree(self) -> None:
-        """Tell or learn what the sender found out: which circuit the chain takes, which rounds are over; learn who
-        sends."""
+        """Exchange the accepted circuit, closed rounds and the sender's name with the other hosts until cancelled."""
         while True:
             try:
                 await self._agree_once()
             except StoreError as error:
                 self._sender = None
-                log.warning("what other hosts found out is not known", reason=str(error))
+                log.warning("cluster_state_unavailable", reason=str(error))
             await self._clock.sleep(AGREE_SECONDS)
 
     async def _agree_once(self) -> None:
         key = self._circuits.shared_key
         if key is not None:
             if self._lease.held:
-                told = self._circuits.tell()
-                if told != self._told:
-                    await self._store.set_meta(key, told)
-                    self._told = told
+                circuit = self._circuits.tell()
+                if circuit != self._published:
+                    await self._store.set_meta(key, circuit)
+                    self._published = circuit
             else:
-                self._told = None
+                self._published = None
                 accepted = await self._store.get_meta(self._circuits.accepted_key)
                 self._circuits.hear(await self._store.get_meta(key), accepted)
         await self._rounds.reread()

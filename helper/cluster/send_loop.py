@@ -1,7 +1,7 @@
-"""The loop of the host that sends for others: what they have prepared goes out, closed rounds are looked after.
+"""Send loop of the lease holder: sends the messages that other hosts prepared and handles closed rounds.
 
-On one host the processor hands each prepared share over itself (`processor.py`). Where several share a queue, messages
-are prepared anywhere, and this loop finds them: when it is told of one, and every second in case nobody told.
+On a single host the dispatcher passes each prepared share to the broadcaster. With a shared queue any host prepares
+messages, and this loop finds them when it is notified, and once a second in case a notification was lost.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from helper.errors import HelperError
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.retention import BackgroundRetention, Retention
 
-log = structlog.get_logger("helper.sending")
+log = structlog.get_logger("helper.cluster")
 
-LOOK_SECONDS: Final = 1.0
-"""How often it looks without being told."""
+POLL_SECONDS: Final = 1.0
+"""Interval between polls without a notification."""
 
 
 class SendLoop:
-    """Sends what is prepared and was never sent. What was sent and is not counted is the reconciler's, block by block.
+    """Sends messages that were never sent. The broadcaster follows up those that are sent and not confirmed.
 
     Args:
-        broadcaster: sends; does nothing while another host has the lease.
-        retention: looks after closed rounds; likewise.
+        broadcaster: sends; does nothing while another host holds the lease.
+        retention: purges closed rounds; does nothing while another host holds the lease.
         paused: why nothing may be sent now, or None.
         clock: for the waits.
     """
@@ -37,47 +37,47 @@ class SendLoop:
         self, *, broadcaster: Broadcaster, retention: Retention, paused: Callable[[], str | None], clock: Clock
     ) -> None:
         self._broadcaster = broadcaster
-        self._tending = BackgroundRetention(retention)
+        self._retention = BackgroundRetention(retention)
         self._paused = paused
         self._clock = clock
-        self._changed = asyncio.Event()
-        self._told: str | None = None
+        self._wake_event = asyncio.Event()
+        self._logged_error: str | None = None
 
     def wake(self) -> None:
-        """There may be something to send."""
-        self._changed.set()
+        """Notify the loop that there may be something to send."""
+        self._wake_event.set()
 
     async def run(self) -> None:
         """Send until cancelled."""
         try:
             while True:
-                self._changed.clear()
-                await self._turn()
-                await self._clock.wait(self._changed, self._clock.now() + LOOK_SECONDS)
+                self._wake_event.clear()
+                await self._run_once()
+                await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)
         finally:
-            await self._tending.stop()
+            await self._retention.stop()
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         problem: Exception | None = None
-        for step in (self._tending.turn, self._send):
+        for step in (self._retention.turn, self._send):
             try:
                 await step()
-            except Exception as error:  # whatever it is, the other step and the next turn may go well
+            except Exception as error:  # any error: the other step and the next iteration must still run
                 problem = error
-        self._tell(problem)
+        self._log_change(problem)
 
     async def _send(self) -> None:
         if self._paused() is None:
             await self._broadcaster.send_new()
 
-    def _tell(self, problem: Exception | None) -> None:
-        """One line when nothing can be sent, not one a second."""
-        told = None if problem is None else repr(problem)
-        if told is not None and told != self._told:
+    def _log_change(self, problem: Exception | None) -> None:
+        """Log an error once, not every second, and log the recovery."""
+        error = None if problem is None else repr(problem)
+        if error is not None and error != self._logged_error:
             if isinstance(problem, HelperError):
-                log.error("prepared shares could not be sent", error=str(problem), advice=problem.advice)
+                log.error("send_failed", error=str(problem), advice=problem.advice)
             else:
-                log.error("prepared shares could not be sent", exc_info=problem)
-        elif told is None and self._told is not None:
-            log.info("prepared shares are sent again")
-        self._told = told
+                log.error("send_failed", exc_info=problem)
+        elif error is None and self._logged_error is not None:
+            log.info("send_recovered")
+        self._logged_error = error
