@@ -1,6 +1,6 @@
-"""Object stores (S3 and what speaks like it): small objects under names, with writes that ask for a condition.
+"""S3-compatible object stores: small named objects with conditional writes.
 
-base.py         the protocol, and where something is kept there (`s3://bucket/prefix`)
-credentials.py  a credentials file of the usual form
-s3.py           the protocol over obstore, imported only where a setting needs it
+bucket.py       the bucket protocol and locations (`s3://bucket/path`)
+credentials.py  credentials files
+s3.py           the protocol over obstore, imported only if the configuration needs it
 """

@@ -1,4 +1,4 @@
-"""What is asked of an object store, and how a place in one is written."""
+"""The bucket protocol, bucket locations and connection settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SEGMENT: Final = re.compile(r"[A-Za-z0-9!_.*'()=-]+")
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """How an object store is reached.
+    """Connection settings of an object store.
 
     Attributes:
-        endpoint: its URL; empty for Amazon's of the region.
-        region: signed into requests.
-        virtual_host: whether the bucket's name is part of the host name.
-        credentials_file: path of an INI file with the keys; empty for the environment's.
-        timeout_seconds: time limit of a call.
+        endpoint: its URL; empty for Amazon S3 in the region.
+        region: the region, which is part of request signatures.
+        virtual_host: whether the bucket name is part of the host name.
+        credentials_file: path of an INI file with the keys; empty to use the environment.
+        timeout_seconds: time limit of a request.
     """
 
     endpoint: str = ""
@@ -31,80 +31,79 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class BucketLocation:
-    """A bucket, and a path in it without a slash at either end ("" for all of the bucket)."""
+    """A bucket and a path in it, without slashes at its ends ("" for the whole bucket)."""
 
     bucket: str
     path: str
 
     @classmethod
     def parse(cls, text: str) -> BucketLocation:
-        """From `s3://bucket` or `s3://bucket/some/path`.
+        """Parse `s3://bucket` or `s3://bucket/some/path`.
 
         Raises:
-            ValueError: it is not written so; says what is wrong.
+            ValueError: the text is not a location; the message says why.
         """
         scheme, separator, rest = text.partition("://")
         if scheme != "s3" or not separator:
             raise ValueError("must be like s3://bucket/path")
         bucket, _, path = rest.partition("/")
         if not _BUCKET.fullmatch(bucket):
-            raise ValueError("has a bucket's name that is none (3 to 63 small letters, digits, dots and hyphens)")
+            raise ValueError("has an invalid bucket name (3 to 63 lower-case letters, digits, dots and hyphens)")
         path = path.removesuffix("/")
         for segment in path.split("/") if path else ():
             if not _SEGMENT.fullmatch(segment) or segment in {".", ".."}:
-                raise ValueError("has a path that is none: letters, digits and !_.*'()=- between single slashes")
+                raise ValueError("has an invalid path: letters, digits and !_.*'()=- between single slashes")
         return cls(bucket, path)
 
     def __str__(self) -> str:
-        """As it was written."""
+        """Return the location as a URL."""
         return f"s3://{self.bucket}/{self.path}" if self.path else f"s3://{self.bucket}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object: its bytes, and the tag of this version of it."""
+    """An object: its bytes and the ETag of this version."""
 
     body: bytes
     tag: str
 
 
 class Bucket(Protocol):
-    """Objects by name, below one place. Every call is one request, tried once, and returns within the time that the
-    maker set.
+    """Named objects below one path. Each method except `names` makes one request, without retry and with a time limit.
 
-    All raise BucketError when it is not known what came of it (a write may have been done then) and BucketRefused when
-    the store does not let us.
+    All raise BucketError if the outcome is unknown (a write may have been done), and BucketRefused if the store denies
+    access.
     """
 
     async def get(self, name: str) -> StoredObject | None:
-        """An object, None when there is none of this name."""
+        """Return an object, None if it does not exist."""
         ...
 
     async def put(self, name: str, body: bytes) -> None:
-        """Write an object, whatever is there."""
+        """Write an object unconditionally."""
         ...
 
     async def create(self, name: str, body: bytes) -> str | None:
-        """Write an object if there is none of this name.
+        """Write an object if it does not exist.
 
         Returns:
-            Its tag; None when it was not written: there is one, or another write was under way.
+            Its ETag; None if it was not written, because it exists or another write was in progress.
         """
         ...
 
     async def replace(self, name: str, body: bytes, tag: str) -> str | None:
-        """Write an object if the one that is there has this tag.
+        """Replace an object if its ETag is `tag`.
 
         Returns:
-            The new one's tag; None when it was not written: another version is there, none at all, or another write
-            was under way.
+            The new ETag; None if it was not written, because the version differs, the object is missing, or another
+            write was in progress.
         """
         ...
 
     async def names(self, folder: str) -> list[str]:
-        """The names of all objects below a folder, sorted."""
+        """Return the names of all objects below a folder, sorted. May take several requests."""
         ...
 
     async def folders(self) -> list[str]:
-        """The folders right below the place, sorted."""
+        """Return the folders directly below the path, sorted."""
         ...

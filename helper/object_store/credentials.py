@@ -1,4 +1,4 @@
-"""A credentials file of the form that the tools around S3 share: an INI file with a section for each profile."""
+"""Shared credentials files of S3 tools: INI files with one section per profile."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from helper.core.environment import CREDENTIALS_DIRECTORY
 from helper.errors import ConfigError
 
 CREDENTIAL: Final = "s3-credentials"
-"""The name under which a service manager may hand the file over (systemd.exec(5), LoadCredential)."""
+"""Name of the file as a systemd credential (systemd.exec(5), LoadCredential)."""
 SHARED: Final = "AWS_SHARED_CREDENTIALS_FILE"
 PROFILE: Final = "AWS_PROFILE"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What requests are signed with. Never printed."""
+    """Keys that sign requests. Not part of the representation, so that they are never logged."""
 
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
@@ -27,25 +27,26 @@ class Keys:
 
 
 def credentials_file(named: str, env: Mapping[str, str]) -> Path | None:
-    """The file to read: the one that the settings name, the service manager's, or the environment's.
+    """Find the credentials file: the configured one, the systemd credential, or the environment's.
 
-    None for none: the client looks for keys itself (AWS_ACCESS_KEY_ID and its like, a web identity, a container's or
-    machine's role).
+    Returns:
+        None if there is none. The client then finds keys itself: AWS_ACCESS_KEY_ID and related variables, a web
+        identity, or the role of the container or machine.
     """
     if named:
         return Path(named)
     if folder := env.get(CREDENTIALS_DIRECTORY):
-        handed = Path(folder, CREDENTIAL)
-        if handed.exists():
-            return handed
+        credential = Path(folder, CREDENTIAL)
+        if credential.exists():
+            return credential
     return Path(env[SHARED]) if env.get(SHARED) else None
 
 
 def read_keys(path: Path, profile: str = "default") -> Keys:
-    """The keys in such a file.
+    """Read the keys of a profile from a credentials file.
 
     Raises:
-        ConfigError: it can not be read or has none; names no content of it.
+        ConfigError: it cannot be read or has no keys. The message quotes nothing from the file.
     """
     parser = configparser.RawConfigParser(strict=False)
     try:

@@ -1,4 +1,4 @@
-"""Buckets over obstore: the object_store crate, which signs, speaks TLS and finds credentials."""
+"""Buckets over obstore, a binding of the Rust crate object_store."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ T = TypeVar("T")
 
 MISSING: Final = "needs obstore, which is not installed"
 KEYS_LAST: Final = 300.0
-"""Seconds after which a credentials file is read again: keys are changed while services run."""
-_LARGEST: Final = 16 << 20
-"""Bytes; the largest of ours, an index of 100 blocks that are full of reveals, has 7 MB."""
-_SAID: Final = 200
-_AT_ONCE: Final = 8
-"""Requests to a bucket at once: no other part of the service waits for a thread because of them."""
-_REFUSED: Final = re.compile(r"status code: 40[13]\b")
-_TOOK: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
-_ANSWER: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
-_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+"""Seconds after which a credentials file is read again, as keys may be rotated while the service runs."""
+_MAX_BYTES: Final = 16 << 20
+"""Largest object that is read; the largest that this program writes, an index of 100 full blocks, has 7 MB."""
+_MAX_REASON: Final = 200
+_MAX_REQUESTS: Final = 8
+"""Concurrent requests to a bucket, so that the rest of the service always finds a free thread."""
+_DENIED: Final = re.compile(r"status code: 40[13]\b")
+_DURATION: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
+_STATUS_AND_BODY: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
+_ERROR_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 
 def open_bucket(
     settings: S3Settings, place: BucketLocation, *, clock: Clock, env: Mapping[str, str], seconds: float | None = None
 ) -> S3Bucket:
-    """A bucket as the settings reach it. Nothing is asked yet.
+    """Open a bucket. Makes no request.
 
     Args:
-        settings: how the store is reached.
-        place: where in which bucket.
-        clock: the time.
-        env: the environment, for the credentials' file.
-        seconds: the longest time that a call may take, None for the setting's.
+        settings: connection settings.
+        place: bucket and path.
+        clock: the source of time.
+        env: the environment, for the credentials file.
+        seconds: time limit of a request, None for that of the settings.
 
     Raises:
-        ConfigError: the library is not installed, or the credentials' file is none.
+        ConfigError: the library is not installed, or the credentials file is invalid.
     """
     try:
-        from obstore.store import S3Store  # noqa: PLC0415 - only where it is wanted
+        from obstore.store import S3Store  # noqa: PLC0415 - an optional dependency
     except ImportError:
         raise ConfigError(f"{place} {MISSING}", advice="pip install 'svote-helper[s3]'") from None
-    longest = timedelta(seconds=settings.timeout_seconds if seconds is None else seconds)
-    options: ClientConfig = {"timeout": longest, "connect_timeout": longest}
+    timeout = timedelta(seconds=settings.timeout_seconds if seconds is None else seconds)
+    options: ClientConfig = {"timeout": timeout, "connect_timeout": timeout}
     config: S3Config = {"region": settings.region, "virtual_hosted_style_request": settings.virtual_host}
     if settings.endpoint:
         config["endpoint"] = settings.endpoint
@@ -66,17 +66,17 @@ def open_bucket(
     provider: Callable[[], S3Credential] | None = None
     if file := credentials_file(settings.credentials_file, env):
         profile = env.get(PROFILE) or "default"
-        read_keys(file, profile)  # what is wrong with it is told now
+        read_keys(file, profile)  # reports errors in the file now rather than at the first request
         provider = partial(_credential, file, profile, clock)
     store = S3Store(
         place.bucket,
         prefix=place.path or None,
         config=config,
         client_options=options,
-        retry_config={"max_retries": 0, "retry_timeout": longest},
+        retry_config={"max_retries": 0, "retry_timeout": timeout},
         credential_provider=provider,
     )
-    return S3Bucket(store, place, longest.total_seconds())
+    return S3Bucket(store, place, timeout.total_seconds())
 
 
 def _credential(file: Path, profile: str, clock: Clock) -> S3Credential:
@@ -90,47 +90,47 @@ def _credential(file: Path, profile: str, clock: Clock) -> S3Credential:
 
 
 class S3Bucket:
-    """`helper.object_store.bucket.Bucket` over an S3 store.
+    """A `helper.object_store.bucket.Bucket` over an S3 store.
 
-    Each request is a blocking call of the library in a thread of ours. Its asynchronous ones end in threads of its own
-    that hold Python's objects: a process that ends at that moment is aborted by them.
+    Each request is a blocking call of the library in a worker thread. The asynchronous calls of the library complete in
+    its own threads, which hold Python objects and abort a process that exits at that moment.
 
     Args:
-        store: the client, which tries everything once.
-        place: for words.
-        seconds: the longest time that a request may take; the client keeps to it too, so no thread stays for longer.
+        store: the client, without retries.
+        place: bucket and path, for messages.
+        seconds: time limit of a request. The client has the same limit, so that threads do not outlive it.
     """
 
     def __init__(self, store: S3Store, place: BucketLocation, seconds: float) -> None:
-        import obstore  # noqa: PLC0415 - only where it is wanted
+        import obstore  # noqa: PLC0415 - an optional dependency
 
         self._api = obstore
         self._store = store
         self._place = place
         self._seconds = seconds
-        self._threads = anyio.CapacityLimiter(_AT_ONCE)
+        self._threads = anyio.CapacityLimiter(_MAX_REQUESTS)
 
     async def get(self, name: str) -> StoredObject | None:
         """See `Bucket`."""
         try:
-            return await self._ask(f"read {name}", partial(self._get, name))
+            return await self._request(f"read {name}", partial(self._get, name))
         except FileNotFoundError:
             return None
 
     def _get(self, name: str) -> StoredObject:
-        answer = self._api.get(self._store, name)
-        if answer.meta["size"] > _LARGEST:
-            raise BucketError(f"{self._place}: {name} has {answer.meta['size']} bytes, more than anything of ours")
-        return StoredObject(bytes(answer.bytes()), self._tag(answer.meta["e_tag"], name))
+        result = self._api.get(self._store, name)
+        if result.meta["size"] > _MAX_BYTES:
+            raise BucketError(f"{self._place}: {name} has {result.meta['size']} bytes, the limit is {_MAX_BYTES}")
+        return StoredObject(bytes(result.bytes()), self._tag(result.meta["e_tag"], name))
 
     async def put(self, name: str, body: bytes) -> None:
         """See `Bucket`."""
-        with self._there():
-            await self._ask(f"write {name}", lambda: self._api.put(self._store, name, body, use_multipart=False))
+        with self._existing_bucket():
+            await self._request(f"write {name}", lambda: self._api.put(self._store, name, body, use_multipart=False))
 
     async def create(self, name: str, body: bytes) -> str | None:
         """See `Bucket`."""
-        with self._there():
+        with self._existing_bucket():
             return await self._write_if(name, body, "create")
 
     async def replace(self, name: str, body: bytes, tag: str) -> str | None:
@@ -143,7 +143,7 @@ class S3Bucket:
     async def _write_if(self, name: str, body: bytes, mode: PutMode) -> str | None:
         errors = self._api.exceptions
         try:
-            written = await self._ask(f"write {name}", lambda: self._api.put(self._store, name, body, mode=mode))
+            written = await self._request(f"write {name}", lambda: self._api.put(self._store, name, body, mode=mode))
         except (errors.AlreadyExistsError, errors.PreconditionError):
             return None
         return self._tag(written["e_tag"], name)
@@ -151,62 +151,62 @@ class S3Bucket:
     async def names(self, folder: str) -> list[str]:
         """See `Bucket`."""
 
-        def listed() -> list[str]:
-            return [meta["path"] for lot in self._api.list(self._store, folder, chunk_size=1000) for meta in lot]
+        def list_all() -> list[str]:
+            return [meta["path"] for page in self._api.list(self._store, folder, chunk_size=1000) for meta in page]
 
-        with self._there():
-            return sorted(await self._ask(f"list {folder}", listed, whole=False))
+        with self._existing_bucket():
+            return sorted(await self._request(f"list {folder}", list_all, bounded=False))
 
     async def folders(self) -> list[str]:
         """See `Bucket`."""
-        with self._there():
-            listed = await self._ask("list folders", lambda: self._api.list_with_delimiter(self._store))
+        with self._existing_bucket():
+            listed = await self._request("list folders", lambda: self._api.list_with_delimiter(self._store))
             return sorted(path.rpartition("/")[2] for path in listed["common_prefixes"])
 
     def _tag(self, tag: str | None, name: str) -> str:
         if not tag:
-            raise BucketError(f"{self._place}: the store told no ETag of {name}")
+            raise BucketError(f"{self._place}: the store returned no ETag for {name}")
         return tag
 
     @contextmanager
-    def _there(self) -> Iterator[None]:
-        """Where it is no answer that there is no object, what is not there is the bucket."""
+    def _existing_bucket(self) -> Iterator[None]:
+        """Report "not found" as a missing bucket, in calls that do not need an existing object."""
         try:
             yield
         except FileNotFoundError:
             raise BucketRefused(f"{self._place}: there is no such bucket") from None
 
-    async def _ask(self, what: str, call: Callable[[], T], *, whole: bool = True) -> T:
-        """One request, in a thread: its errors in our words, but for those that are answers.
+    async def _request(self, what: str, call: Callable[[], T], *, bounded: bool = True) -> T:
+        """Make a request in a thread and translate its errors, except those that callers handle.
 
         Args:
-            what: what is asked.
-            call: asks it, and blocks.
-            whole: whether it is one request, which has an end in time; else each of several has.
+            what: the operation, for messages.
+            call: makes the request, and blocks.
+            bounded: whether the time limit applies to the whole call; otherwise only to each of its requests.
         """
         errors = self._api.exceptions
         try:
-            with anyio.fail_after(self._seconds if whole else None):
+            with anyio.fail_after(self._seconds if bounded else None):
                 return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
         except (FileNotFoundError, errors.AlreadyExistsError, errors.PreconditionError, BucketError):
             raise
         except TimeoutError:
             raise BucketError(f"{self._place}: {what}: no answer within {self._seconds:g} s") from None
         except (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError) as error:
-            raise BucketRefused(f"{self._place}: {what}: {_said(error)}") from None
+            raise BucketRefused(f"{self._place}: {what}: {_reason(error)}") from None
         except (errors.BaseError, OSError, ConfigError) as error:
-            # for lists the library knows no refusal
-            kind = BucketRefused if _REFUSED.search(str(error)) else BucketError
-            raise kind(f"{self._place}: {what}: {_said(error)}") from None
+            # The library does not classify denied list requests.
+            kind = BucketRefused if _DENIED.search(str(error)) else BucketError
+            raise kind(f"{self._place}: {what}: {_reason(error)}") from None
 
 
-def _said(error: Exception) -> str:
-    """The first line of the library's words, the others are its own inner state: the same for the same trouble.
+def _reason(error: Exception) -> str:
+    """Return the first line of the library's message, without durations, so that equal errors have equal texts.
 
-    Of what the store answered only its code: some repeat there which key and token they were asked with.
+    Of the response body it has only the error code, because some stores repeat the key and token of the request there.
     """
     text = str(error).strip() or type(error).__name__
-    line = _ANSWER.sub(r"\1", _TOOK.sub("", text.splitlines()[0]))
-    line = line if len(line) <= _SAID else f"{line[:_SAID]}…"
-    code = _CODE.search(text)
+    line = _STATUS_AND_BODY.sub(r"\1", _DURATION.sub("", text.splitlines()[0]))
+    line = line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]}…"
+    code = _ERROR_CODE.search(text)
     return line if code is None else f"{line} ({code[1]})"
