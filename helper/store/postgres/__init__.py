@@ -1,4 +1,4 @@
-"""The store on PostgreSQL, for several hosts that share one queue. Nothing of it is loaded where SQLite is used."""
+"""The PostgreSQL store, for several hosts that share one queue. Not imported with SQLite."""
 
 from helper.store.postgres.store import PostgresStore
 

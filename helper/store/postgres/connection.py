@@ -1,4 +1,4 @@
-"""How a host connects to PostgreSQL, and what it refuses: an unencrypted way over a network, a server that forgets."""
+"""PostgreSQL connection settings. Unencrypted network connections are refused."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from helper.errors import StoreError
 CONNECT_SECONDS: Final = 5
 PATIENCE_SECONDS: Final = 3.0
 _VERIFIED: Final = frozenset({"verify-ca", "verify-full"})
-_LIVELINESS: Final = {
+_KEEPALIVE: Final = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""How soon a connection whose other end is gone is known to be lost: within 11 s."""
-_SERVER_LIVELINESS: Final = (
+"""Detects a lost connection within 11 s."""
+_SERVER_KEEPALIVE: Final = (
     "-c tcp_keepalives_idle=5",
     "-c tcp_keepalives_interval=2",
     "-c tcp_keepalives_count=3",
 )
-"""The same at the other end: a host that comes back after its network did is to find its own name free."""
+"""The same for the server, so that a host can lock its name again soon after a network failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Where the database is.
+    """Connection settings of one host.
 
     Attributes:
-        conninfo: what libpq is given; it may hold a password.
-        schema: the namespace of the tables.
-        host: the name of this host among those that share the database.
-        patience: seconds that the server waits for the next word inside a transaction: a host that is stopped there
-            must not hold what it has locked.
+        conninfo: libpq connection string; may contain a password.
+        schema: schema of the tables.
+        host: name of this host, unique among the hosts of the database.
+        patience: seconds after which the server ends an idle transaction, so that a stopped host does not keep locks.
     """
 
     conninfo: str
@@ -49,28 +48,28 @@ class ConnectionSettings:
     patience: float = PATIENCE_SECONDS
 
     def __repr__(self) -> str:
-        return f"Link(schema={self.schema!r}, host={self.host!r})"
+        return f"ConnectionSettings(schema={self.schema!r}, host={self.host!r})"
 
     def shown(self) -> str:
-        """The address without a password; with a `hostaddr` that differs from the host, this is shown as well."""
-        words = conninfo_to_dict(self.conninfo)
-        user, place, name = words.get("user"), str(words.get("host") or ""), words.get("dbname") or ""
-        port = f":{words['port']}" if words.get("port") else ""
-        address = words.get("hostaddr")
+        """Return the address without the password, and with `hostaddr` if it differs from the host."""
+        params = conninfo_to_dict(self.conninfo)
+        user, place, name = params.get("user"), str(params.get("host") or ""), params.get("dbname") or ""
+        port = f":{params['port']}" if params.get("port") else ""
+        address = params.get("hostaddr")
         if address and address != place:
             return f"postgresql://{f'{user}@' if user else ''}{place}{port}/{name}?hostaddr={address}"
-        if place.startswith("/"):  # a socket's folder
+        if place.startswith("/"):  # the directory of a Unix socket
             return f"postgresql://{f'{user}@' if user else ''}/{name}?host={place}{port and '&port=' + port[1:]}"
         return f"postgresql://{f'{user}@' if user else ''}{place}{port}/{name}"
 
     def options(self, *, reading: bool = False) -> dict[str, Any]:
-        """Keyword arguments of a connection."""
+        """Return the keyword arguments for `psycopg.connect`; `reading` makes the connection read-only."""
         settings = [
             f"-c search_path={self.schema}",
             "-c timezone=UTC",
             f"-c idle_in_transaction_session_timeout={int(self.patience * 1000)}",
             "-c log_parameter_max_length_on_error=0",
-            *_SERVER_LIVELINESS,
+            *_SERVER_KEEPALIVE,
         ]
         if reading:
             settings.append("-c default_transaction_read_only=on")
@@ -80,68 +79,68 @@ class ConnectionSettings:
 def create_connection_settings(
     address: str, *, schema: str, host: str, patience: float = PATIENCE_SECONDS
 ) -> ConnectionSettings:
-    """A checked address.
+    """Check a database address and complete it.
 
     Args:
-        address: `postgresql://user@host/database?…` or libpq's `key=value` words.
+        address: `postgresql://user@host/database?…` or a libpq `key=value` string.
         schema: lower-case letters, digits and _.
-        host: up to 63 printable characters, another one on every host.
-        patience: seconds that the server waits for the next word inside a transaction.
+        host: name of this host, up to 63 printable characters.
+        patience: seconds after which the server ends an idle transaction.
 
     Raises:
-        StoreError: it can not be read, or leads over a network without TLS.
+        StoreError: the address is invalid, or uses a network without verified TLS.
     """
     try:
-        words = conninfo_to_dict(address)
+        params = conninfo_to_dict(address)
     except psycopg.ProgrammingError:
-        raise StoreError("the database's address can not be read", advice="See `svote-helper config init`.") from None
-    if "service" in words or "PGSERVICE" in os.environ:
-        raise StoreError("the database's address must not be in a service file: where it leads could not be checked")
+        raise StoreError("invalid database address", advice="See `svote-helper config init`.") from None
+    if "service" in params or "PGSERVICE" in os.environ:
+        raise StoreError("the database address must not use a service file, because the host in it cannot be checked")
     if not schema.isidentifier() or not schema.isascii() or schema != schema.lower():
-        raise StoreError(f"{schema!r} is no name for a schema: lower-case letters, digits and _")
+        raise StoreError(f"{schema!r} is not a valid schema name: use lower-case letters, digits and _")
     if not host.isprintable() or not 0 < len(host.encode()) < 64:
-        raise StoreError(f"{host!r} is no name for a host: up to 63 characters")
-    _resolve_hosts(words)
-    if not all(_is_near(place) for place in _places(words)):
-        mode = words.setdefault("sslmode", "verify-full")
+        raise StoreError(f"{host!r} is not a valid host name: use up to 63 printable characters")
+    _resolve_hosts(params)
+    if not all(_is_local(place) for place in _hosts(params)):
+        mode = params.setdefault("sslmode", "verify-full")
         if mode not in _VERIFIED:
             raise StoreError(
-                f"the way to the database leads over a network, and sslmode={mode} does not protect it",
+                f"sslmode={mode} does not protect the network connection to the database",
                 advice="Use sslmode=verify-full, or a database on this host.",
             )
         if mode == "verify-full":
-            words.setdefault("sslrootcert", "system")
-    for name, value in _LIVELINESS.items():
-        words.setdefault(name, str(value))
+            params.setdefault("sslrootcert", "system")
+    for name, value in _KEEPALIVE.items():
+        params.setdefault(name, str(value))
     return ConnectionSettings(
-        make_conninfo("", **{name: str(value) for name, value in words.items() if value is not None}),
+        make_conninfo("", **{name: str(value) for name, value in params.items() if value is not None}),
         schema,
         host,
         patience,
     )
 
 
-def _resolve_hosts(words: dict[str, Any]) -> None:
-    """Write the hosts that libpq would take from the environment into the address, and check `hostaddr`.
+def _resolve_hosts(params: dict[str, Any]) -> None:
+    """Add the hosts that libpq would take from the environment, and check `hostaddr`.
 
     Raises:
         StoreError: `hostaddr` is given with several hosts.
     """
     for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR")):
-        if words.get(name) is None and variable in os.environ:
-            words[name] = os.environ[variable]
-    if words.get("hostaddr") and ("," in str(words["hostaddr"]) or "," in str(words.get("host") or "")):
+        if params.get(name) is None and variable in os.environ:
+            params[name] = os.environ[variable]
+    if params.get("hostaddr") and ("," in str(params["hostaddr"]) or "," in str(params.get("host") or "")):
         raise StoreError(
-            "the database's address must not combine hostaddr with several hosts",
-            advice="Give several hosts in host, or one host with its hostaddr.",
+            "the database address must not combine hostaddr with several hosts",
+            advice="Use several hosts in host, or one host with its hostaddr.",
         )
 
 
-def _places(words: dict[str, Any]) -> list[str]:
-    """Every host or address that libpq may connect to; an empty one means the socket of this host."""
-    return str(words.get("hostaddr") or words.get("host") or "").split(",")
+def _hosts(params: dict[str, Any]) -> list[str]:
+    """Return all hosts that libpq may connect to; an empty one is the Unix socket of this machine."""
+    return str(params.get("hostaddr") or params.get("host") or "").split(",")
 
 
-def _is_near(place: str) -> bool:
-    """Whether it is a socket or a loopback address."""
+def _is_local(place: str) -> bool:
+    """Whether a host is a Unix socket or a loopback address."""
     return not place or place.startswith(("/", "@")) or place == "localhost" or is_loopback(place)

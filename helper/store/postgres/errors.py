@@ -1,4 +1,4 @@
-"""PostgreSQL's errors as errors of the house."""
+"""Classifies PostgreSQL errors and translates them to `StoreError`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from psycopg_pool import PoolTimeout
 
 from helper.errors import StoreError, StoreFull, StoreUnreachable
 
-_AGAIN: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
-"""Another host was in the way: serialisation, deadlock, the same row made twice, a round purged meanwhile, a lock."""
+_RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
+"""Conflicts with another host: serialisation failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
 
 
 def worth_repeating(error: BaseException) -> bool:
-    """Whether the operation is likely to succeed when it runs again, as another host's is done by then."""
-    return isinstance(error, psycopg.Error) and error.sqlstate in _AGAIN
+    """Whether the error is a conflict with another host, so that a retry is likely to succeed."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection is gone."""
+    """Whether the connection is lost."""
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError) and (
         error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
     )
 
 
 def translate(error: BaseException) -> BaseException:
-    """The error of the house that stands for an error of PostgreSQL; any other error as it is."""
+    """Return the `StoreError` for a PostgreSQL error, and any other error unchanged."""
     if isinstance(error, PoolTimeout) or is_lost(error):
-        return StoreUnreachable(f"the database can not be reached: {_first_line(error)}")
+        return StoreUnreachable(f"the database is unreachable: {_first_line(error)}")
     if not isinstance(error, psycopg.Error):
         return error
     state = error.sqlstate or ""
@@ -37,13 +37,14 @@ def translate(error: BaseException) -> BaseException:
         return StoreFull(f"nothing was written: {_first_line(error)}")
     if state.startswith("23"):
         return StoreError(
-            f"the schema refuses this: {_told(error)}", advice="This is a fault of the helper: report it."
+            f"the schema rejected the change: {_server_message(error)}",
+            advice="This is a bug in the helper; please report it.",
         )
-    return StoreError(f"the database could not be used: {_told(error)} ({state})")
+    return StoreError(f"database error: {_server_message(error)} ({state})")
 
 
-def _told(error: psycopg.Error) -> str:
-    """The server's own sentence: its details quote rows."""
+def _server_message(error: psycopg.Error) -> str:
+    """Return the primary message only, because the details quote rows."""
     return error.diag.message_primary or type(error).__name__
 
 

@@ -1,8 +1,8 @@
-"""What PostgreSQL is never shown: witnesses and messages leave a host sealed, under a key that is not in the database.
+"""Encryption of witnesses and messages, with keys that are never stored in the database.
 
-A database of several hosts writes a log, has replicas and backups, and keeps what is deleted until it is overwritten.
-None of that can be erased from here within seconds, as SQLite's file is. So what must not stay is not there in the
-first place.
+A PostgreSQL server has logs, replicas and backups, and deleted rows remain on disk until they are overwritten. The
+helper cannot erase them within seconds, as it does with a SQLite file. Secret columns are therefore only stored
+encrypted.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ NAME_BYTES: Final = 4
 
 
 class DecryptionError(Exception):
-    """A sealed text is not as it was written."""
+    """A ciphertext is damaged."""
 
 
 class Keyring:
-    """The keys that the hosts of one database share.
+    """The encryption keys that the hosts of one database share.
 
     Args:
-        keys: 32 bytes each; the first seals, all open.
+        keys: 32 bytes each; the first encrypts, all decrypt.
 
     Raises:
-        StoreError: there is none, or one of another length.
+        StoreError: there is no key, or one of another length.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys or any(len(key) != KEY_BYTES for key in keys):
             raise StoreError(
-                "the key file holds no usable key",
-                advice="It holds lines of 64 hex characters, the same on every host: `openssl rand -hex 32` makes one.",
+                "the key file has no usable key",
+                advice="It has one key of 64 hex digits per line, the same on every host: `openssl rand -hex 32`.",
             )
         self._boxes = {_name(key): SecretBox(_derive(key, b"seal")) for key in keys}
         self._tag_keys = [_derive(key, b"tag") for key in keys]
@@ -48,25 +48,25 @@ class Keyring:
 
     @property
     def names(self) -> list[bytes]:
-        """The keys' names (4 bytes each), in their order; what a key sealed begins with its name."""
+        """Identifiers of the keys (4 bytes each), in order; each ciphertext begins with the identifier of its key."""
         return list(self._boxes)
 
     def seal(self, plain: bytes) -> bytes:
-        """The bytes, sealed: the name of the key (4), a random nonce (24), the ciphertext with its tag (16 more)."""
+        """Encrypt: key identifier (4 bytes), random nonce (24), ciphertext with its authentication tag (16 more)."""
         return self._first + self._boxes[self._first].encrypt(plain)
 
     def open(self, sealed: bytes) -> bytes:
-        """What was sealed.
+        """Decrypt.
 
         Raises:
-            UnsealedError: it is damaged.
-            StoreError: it was sealed with a key that this host does not have.
+            DecryptionError: the ciphertext is damaged.
+            StoreError: it was encrypted with a key that this host does not have.
         """
         box = self._boxes.get(sealed[:NAME_BYTES])
         if box is None:
             raise StoreError(
-                "the database holds shares that are sealed with a key that this host does not have",
-                advice="Give every host the same key file. An older key stays in it until its rounds are purged.",
+                "the database has shares that are encrypted with a key that this host does not have",
+                advice="Install the same key file on every host; remove an old key only once its rounds are purged.",
             )
         try:
             return box.decrypt(sealed[NAME_BYTES:])
@@ -74,7 +74,7 @@ class Keyring:
             raise DecryptionError from error
 
     def tags(self, nullifier: bytes) -> list[bytes]:
-        """What a share's row may have for its nullifier, one for each key; new rows have the first."""
+        """Return the possible keyed hashes of a nullifier, one for each key; new rows have the first."""
         return [hmac.digest(key, nullifier, "sha256")[:TAG_BYTES] for key in self._tag_keys]
 
 

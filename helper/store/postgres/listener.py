@@ -1,6 +1,6 @@
-"""Hears what other hosts say (LISTEN): a connection of its own, made anew when it is lost.
+"""Receives notifications of other hosts (LISTEN) on a dedicated connection, and reconnects when it is lost.
 
-A word is a reason to look at once. Nothing depends on it: who wants to know looks every second as well.
+A notification is only a wake-up signal. Nothing depends on it, because receivers also poll every second.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from helper.store.postgres.connection import ConnectionSettings
 
 log = structlog.get_logger("helper.store")
 
-PAUSE_SECONDS: Final = 1.0
-"""Between two tries to connect."""
+RECONNECT_SECONDS: Final = 1.0
+"""Pause between two attempts to connect."""
 
 
 class NotificationListener:
-    """The ears of one host."""
+    """Passes notifications to the registered callbacks."""
 
     def __init__(self, link: ConnectionSettings) -> None:
         self._link = link
-        self._told: list[Callable[[str], None]] = []
+        self._callbacks: list[Callable[[str], None]] = []
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody is to be told."""
-        return bool(self._told)
+        """Whether a callback is registered."""
+        return bool(self._callbacks)
 
     def add(self, heard: Callable[[str], None]) -> None:
-        """Tell this one too, of every word; of "" when some may have been missed."""
-        self._told.append(heard)
+        """Register a callback. It gets each payload, and "" if notifications may have been lost."""
+        self._callbacks.append(heard)
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -46,20 +46,24 @@ class NotificationListener:
                 async with conn:
                     await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._link.schema)))
                     if lost:
-                        log.info("other hosts are heard again")
+                        log.info("listen_connection_recovered")
                     lost = False
-                    await self._hear(conn)
+                    await self._receive(conn)
             except psycopg.Error as error:
                 if not lost:
-                    log.warning("other hosts are not heard: it is looked every second", error=type(error).__name__)
+                    log.warning(
+                        "listen_connection_lost",
+                        error=type(error).__name__,
+                        advice="Polling every second until it is back.",
+                    )
                 lost = True
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _hear(self, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
-        self._tell("")
+    async def _receive(self, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
+        self._dispatch("")
         async for notice in conn.notifies():
-            self._tell(notice.payload)
+            self._dispatch(notice.payload)
 
-    def _tell(self, word: str) -> None:
-        for heard in self._told:
-            heard(word)
+    def _dispatch(self, payload: str) -> None:
+        for callback in self._callbacks:
+            callback(payload)

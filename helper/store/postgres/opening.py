@@ -1,4 +1,4 @@
-"""Making and opening the schema in a database: everything that refuses a start."""
+"""Creates, upgrades and checks the schema, the server and the keys when a host connects."""
 
 from __future__ import annotations
 
@@ -26,163 +26,168 @@ _STATEMENT_LOGS: Final = (
     ("log_min_duration_sample", ("-1",)),
     ("log_transaction_sample_rate", ("0",)),
 )
-"""What writes questions into the server's log, with their parameters, and what each is when it does not."""
+"""Settings that log statements with their parameters, and the values for which they do not."""
 _OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
-"""The same of modules, whatever is set for the server's own."""
+"""The same for extensions, which have their own settings."""
 _PROBE: Final = b"svote-helper"
-_NAME_SECONDS: Final = 1
-"""How long a name that is held is waited for."""
+_NAME_LOCK_SECONDS: Final = 1
+"""Lock timeout for the host name."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The migrations in order; the n-th (from 1) leads to version n."""
+    """Return the migrations in order; the n-th (from 1) upgrades to version n."""
     folder = resources.files("helper.store.postgres") / "migrations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(file.read_text("utf-8") for file in files)
 
 
 def connect(link: ConnectionSettings) -> Connection:
-    """A writing connection, on which a commit is on disk when it is answered."""
+    """Open a writing connection whose commits are on disk when they return.
+
+    Raises:
+        StoreForeign: the server is too old.
+        StoreError: a server setting makes commits unsafe or logs parameters, or the server is read-only.
+    """
     conn: Connection = psycopg.connect(link.conninfo, **link.options())
     try:
         conn.prepare_threshold = 2
         if conn.info.server_version < OLDEST_SERVER:
-            raise StoreForeign("the database is older than PostgreSQL 15")
+            raise StoreForeign("the server is older than PostgreSQL 15")
         for name in ("fsync", "full_page_writes"):
             if _setting(conn, name) != "on":
                 raise StoreError(
-                    f"the database runs with {name} = off: what it has answered for could be lost",
+                    f"the server runs with {name} = off and could lose committed data",
                     advice=f"Set {name} = on in postgresql.conf.",
                 )
-        _need_discretion(conn)
+        _refuse_parameter_logging(conn)
         if _setting(conn, "synchronous_commit") not in {"on", "remote_apply"}:
             conn.execute("SET synchronous_commit = on")
         if _setting(conn, "transaction_read_only") == "on":
-            raise StoreError("the database only reads: it is a standby", advice="Connect to the primary.")
+            raise StoreError("the database is read-only: the server is a standby", advice="Connect to the primary.")
     except BaseException:
         conn.close()
         raise
     return conn
 
 
-def _need_discretion(conn: Connection) -> None:
-    """Refuse a server that writes the parameters of questions into its log: when a share arrives, it is asked with the
-    share's own nullifier whether that is spent.
+def _refuse_parameter_logging(conn: Connection) -> None:
+    """Refuse a server that logs statement parameters. They contain the nullifier of each share when it arrives, so the
+    log would link arrivals to reveals.
     """
-    bare = _setting(conn, "log_parameter_max_length") == "0"
-    for name, silent in _OTHER_LOGS if bare else (*_STATEMENT_LOGS, *_OTHER_LOGS):
-        if _setting(conn, name) not in silent:
+    parameters_cut = _setting(conn, "log_parameter_max_length") == "0"
+    for name, silent_values in _OTHER_LOGS if parameters_cut else (*_STATEMENT_LOGS, *_OTHER_LOGS):
+        if _setting(conn, name) not in silent_values:
             raise StoreError(
-                f"the database writes into its log what it is asked ({name} is set): which joins arrivals to reveals",
-                advice="As its superuser: ALTER ROLE … SET log_parameter_max_length = 0, for the helper's role; and no "
-                "auto_explain and no pgaudit.log_parameter for it.",
+                f"the server logs statement parameters ({name} is set), which links arrivals to reveals",
+                advice="As superuser, run ALTER ROLE … SET log_parameter_max_length = 0 for the helper's role, and "
+                "disable auto_explain and pgaudit.log_parameter for it.",
             )
 
 
 def take_name(conn: Connection, link: ConnectionSettings) -> None:
-    """Hold this host's name for as long as the connection lives. The server waits for it a moment: it notices the end
-    of a former holder's connection a little late.
+    """Lock this host's name for the life of the connection. Waits briefly, because the server may notice late that a
+    previous connection has ended.
 
     Raises:
-        StoreLocked: another process holds it.
+        StoreLocked: another process has locked it.
     """
-    conn.execute(f"SET lock_timeout = '{_NAME_SECONDS}s'")
+    conn.execute(f"SET lock_timeout = '{_NAME_LOCK_SECONDS}s'")
     try:
         name = (link.schema, link.host)
         conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
     except psycopg.errors.LockNotAvailable:
         raise StoreLocked(
             f"another process uses this database under the name {link.host!r}",
-            advice="Give every host a name of its own.",
+            advice="Configure a different name on each host.",
         ) from None
     conn.execute("RESET lock_timeout")
 
 
 def refuse_held_name(link: ConnectionSettings) -> None:
-    """Take this host's name and give it back: whether it is free is known before anything else is loaded. Whatever else
-    is wrong, a database that cannot be reached too, is for the opening to say.
+    """Check early at start that this host's name is free. Other errors, such as an unreachable database, are ignored
+    here and reported when the store is opened.
 
     Raises:
-        StoreLocked: another process holds it.
+        StoreLocked: another process has locked it.
     """
     with suppress(psycopg.Error), psycopg.connect(link.conninfo, **link.options(reading=True)) as conn:
         take_name(conn, link)
-        conn.execute("SELECT pg_advisory_unlock_all()")  # not by the connection's end, of which the server hears late
+        conn.execute("SELECT pg_advisory_unlock_all()")  # the server may notice the end of the connection late
 
 
 def join(conn: Connection, link: ConnectionSettings) -> None:
-    """Be one of those that work on the database, for as long as the connection lives: a move has it alone.
+    """Take the shared lock of hosts for the life of the connection. A migration takes it exclusively.
 
     Raises:
-        StoreLocked: it is being moved.
+        StoreLocked: the queue is being migrated.
     """
     if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (link.schema,)).fetchone() != (True,):
         raise StoreLocked(
-            "the queue in this database is being moved", advice="Wait for the end of `svote-helper db copy`."
+            "the queue in this database is being migrated", advice="Wait until `svote-helper db copy` has finished."
         )
 
 
 def refuse_moved(conn: Connection, link: ConnectionSettings) -> None:
-    """Refuse a database that a move has marked.
+    """Refuse a database that a migration has marked.
 
     Raises:
-        StoreMoved: the queue is elsewhere.
+        StoreMoved: the queue is in another database.
     """
     unfinished, moved = (conn.execute(statements()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED))
     refuse_marked(unfinished, moved, f"{link.shown()}, schema {link.schema}")
 
 
 def need_ready(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
-    """Look whether the schema is this version's and these are its hosts' keys; nothing is made or changed.
+    """Check the schema version and the keys, without changes.
 
     Raises:
-        NothingThere: there is no schema.
-        StoreForeign: it is another version's.
-        StoreError: this key file is not the hosts'.
-        StoreCorrupt: its sealed word is damaged.
+        NothingThere: the schema does not exist.
+        StoreForeign: it has another version.
+        StoreError: the key file differs from that of the hosts.
+        StoreCorrupt: the key check value is damaged.
     """
-    there = conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()
-    if there != (True,):
-        raise NothingThere(f"the schema {link.schema} has no queue", advice="Look at [store] url and schema_name.")
+    exists = conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()
+    if exists != (True,):
+        raise NothingThere(f"the schema {link.schema} has no queue", advice="Check [store] url and schema_name.")
     if conn.execute("SELECT version FROM schema_version").fetchall() != [(len(migrations()),)]:
         raise StoreForeign(
-            f"the schema {link.schema} is not of this version", advice="Bring all hosts to this version first."
+            f"the schema {link.schema} has another version", advice="Upgrade all hosts to this version first."
         )
     _open_probe(read_fact(conn.execute(statements()["get_meta"], ("seal.check",)).fetchall()), seals)
 
 
 def prepare(conn: Connection, link: ConnectionSettings, seals: Keyring) -> Keys:
-    """Make the schema or bring it up to date, one host at a time; the database's own keys.
+    """Create or upgrade the schema, one host at a time, and return the keys of the database.
 
     Raises:
-        StoreForeign: the schema is another program's, or a newer version's.
-        StoreError: this host's key file is not the others', or they do not have its first key.
+        StoreForeign: the schema belongs to another program or a newer version.
+        StoreError: this host's key file differs from that of the others, or a running host lacks its first key.
         StoreCorrupt: a key is damaged.
     """
-    _show_keys(conn, link, seals)
+    _publish_key_names(conn, link, seals)
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (link.schema,))
         conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(link.schema)))
         _migrate(conn, link)
         keys = Keys(_key(conn, "key.rows"), _key(conn, "key.order"))
-        _check_seals(conn, link, seals)
+        _check_keyring(conn, link, seals)
     return keys
 
 
 def _migrate(conn: Connection, link: ConnectionSettings) -> None:
     tables = {row[0] for row in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (link.schema,))}
     if tables and "schema_version" not in tables:
-        raise StoreForeign(f"the schema {link.schema} is another program's")
+        raise StoreForeign(f"the schema {link.schema} belongs to another program")
     if not tables:
         conn.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         conn.execute("INSERT INTO schema_version VALUES (0)")
     ((version,),) = conn.execute("SELECT version FROM schema_version").fetchall()
     if version > len(migrations()):
         raise StoreForeign(
-            f"the schema {link.schema} was written by a newer version (it is {version}, ours {len(migrations())})",
+            f"the schema {link.schema} was written by a newer version ({version}, ours is {len(migrations())})",
             advice="Start the version that wrote it, or a newer one.",
         )
     for step in migrations()[version:]:
@@ -193,55 +198,55 @@ def _migrate(conn: Connection, link: ConnectionSettings) -> None:
 def _key(conn: Connection, name: str) -> bytes:
     text = _fact(conn, name, secrets.token_hex(32))
     if text is None:
-        raise StoreCorrupt(f"the database is damaged: {name} is not what it was")
+        raise StoreCorrupt(f"the database is damaged: {name} failed its check")
     return bytes.fromhex(text)
 
 
-def _check_seals(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
-    """Refuse a key file that can not open what the other hosts sealed, or that seals what they can not open."""
-    told = _fact(conn, "seal.check", seals.seal(_PROBE).hex())
-    _open_probe(told, seals)
+def _check_keyring(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
+    """Refuse a key file that cannot decrypt the other hosts' rows, or that encrypts with a key they lack."""
+    stored = _fact(conn, "seal.check", seals.seal(_PROBE).hex())
+    _open_probe(stored, seals)
     fresh = seals.seal(_PROBE).hex()
-    if told is not None and told[: 2 * NAME_BYTES] != fresh[: 2 * NAME_BYTES]:
-        _need_known(conn, link, seals.names[0])
-    # From now on older keys are needed only for as long as what they sealed is kept.
+    if stored is not None and stored[: 2 * NAME_BYTES] != fresh[: 2 * NAME_BYTES]:
+        _require_key_on_all_hosts(conn, link, seals.names[0])
+    # From now on older keys are needed only for rows that they encrypted.
     conn.execute(statements()["set_meta"], fact_row("seal.check", fresh))
 
 
-def _show_keys(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
-    """Have others see which keys this host has while the connection lives; their names tell nothing of them."""
+def _publish_key_names(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
+    """Show other hosts which keys this host has, as advisory locks on their identifiers, while the connection lives."""
     for name in seals.names:
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('key ' || %s))", (link.schema, name.hex()))
 
 
-def _need_known(conn: Connection, link: ConnectionSettings, name: bytes) -> None:
-    """Refuse to seal with a key that a host that lives does not have: it would not know the nullifiers of these shares
-    when the chain counts them, and what it has taken in no other host looks through again.
+def _require_key_on_all_hosts(conn: Connection, link: ConnectionSettings, name: bytes) -> None:
+    """Refuse to encrypt with a key that a running host does not have. That host could not recognise the nullifiers of
+    these shares when the chain counts them.
     """
     if conn.execute(statements()["hosts_without_key"], {"schema": link.schema, "name": name.hex()}).fetchall():
         raise StoreError(
-            "another host lives that does not have the key that comes first here: it could not work on what that seals",
-            advice="Put the new key second in every host's key file and start them again one after the other; "
-            "then put it first, and start them again likewise.",
+            "a running host does not have the first key of this key file and could not read what it encrypts",
+            advice="Put the new key second in every host's key file and restart the hosts one by one; then put it "
+            "first and restart them again.",
         )
 
 
 def _open_probe(text: str | None, seals: Keyring) -> None:
     try:
-        sound = text is not None and seals.open(bytes.fromhex(text)) == _PROBE
+        valid = text is not None and seals.open(bytes.fromhex(text)) == _PROBE
     except (DecryptionError, ValueError):
-        sound = False
-    if not sound:
-        raise StoreCorrupt("the database is damaged: its sealed word is not what it was")
+        valid = False
+    if not valid:
+        raise StoreCorrupt("the database is damaged: its key check value failed")
 
 
 def _fact(conn: Connection, name: str, fresh: str) -> str | None:
-    """A remembered text, made when there is none."""
+    """Return a stored text; store `fresh` first if there is none."""
     conn.execute(statements()["add_meta"], fact_row(name, fresh))
     return read_fact(conn.execute(statements()["get_meta"], (name,)).fetchall())
 
 
 def _setting(conn: Connection, name: str) -> str:
-    """A setting as the server tells it, "" where it knows none of this name."""
+    """Return a server setting, "" if the server does not have it."""
     ((value,),) = conn.execute("SELECT coalesce(current_setting(%s, true), '')", (name,)).fetchall()
     return str(value)

@@ -1,4 +1,4 @@
-"""Reading beside the writer: a few connections that can not write, for each query the newest that is committed."""
+"""Read-only connection pool. Each query sees the latest committed state."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from helper.store.share_listing import Row
 from helper.store.transaction import Params
 
 CONNECTIONS: Final = 4
-"""Connections of one host that read; operators' questions and wallets' share them."""
+"""Read-only connections of one host, shared by operator queries and wallet requests."""
 
-# What the pool would say of lost connections, our errors say.
+# Lost connections are reported by our own errors.
 logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 
 class PostgresReader:
-    """A pool of connections that only read."""
+    """A pool of read-only connections."""
 
-    def __init__(self, link: ConnectionSettings, sealing: RowEncryption) -> None:
+    def __init__(self, link: ConnectionSettings, encryption: RowEncryption) -> None:
         self._link = link
-        self._sealing = sealing
+        self._encryption = encryption
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]] | None = None
 
     async def open(self) -> None:
-        """Connect.
+        """Open the pool.
 
         Raises:
-            StoreError: the database can not be reached.
+            StoreError: the database is unreachable.
         """
         pool = AsyncConnectionPool(
             self._link.conninfo,
@@ -50,26 +50,26 @@ class PostgresReader:
             await pool.open(wait=True, timeout=CONNECT_SECONDS)
         except PoolTimeout as error:
             await pool.close()
-            raise StoreUnreachable("the database can not be reached") from error
+            raise StoreUnreachable("the database is unreachable") from error
         self._pool = pool
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Close the pool."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
 
     async def fetch(self, name: str, params: Params = ()) -> list[Row]:
-        """All rows of a named query.
+        """Return all rows of a named query.
 
         Raises:
-            StoreError: the database can not be read.
+            StoreError: the database cannot be read.
         """
-        found = await self.run(statements()[name], self._sealing.outward(name, params))
-        return self._sealing.inward(name, found)
+        rows = await self.run(statements()[name], self._encryption.outward(name, params))
+        return self._encryption.inward(name, rows)
 
     async def run(self, sql: bytes, params: Any = None) -> list[Row]:
-        """All rows of a statement that changes nothing. A connection that was lost is replaced once."""
+        """Return all rows of a statement that changes nothing. A lost connection is replaced once."""
         if self._pool is None:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:

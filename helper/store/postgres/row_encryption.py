@@ -1,7 +1,7 @@
-"""Rows on their way to PostgreSQL and back: what is secret goes sealed, and comes back as every store has it.
+"""Encrypts secret columns on the way to PostgreSQL and decrypts them on the way back.
 
-Operations and readers use the same named statements with every database. Here stands, by name, where PostgreSQL's
-columns differ from SQLite's.
+Operations and readers use the same named statements on both databases. This module maps, by statement name, the columns
+that differ from SQLite's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SUBMIT_AT: Final = 3
 _RECEIVED: Final = 11
 
 Row = tuple[Any, ...]
-Sealed = tuple[Any, ...] | Mapping[str, Any]
+Encrypted = tuple[Any, ...] | Mapping[str, Any]
 
 
 class Witness(NamedTuple):
-    """What is sealed of a share's row; -1 and empty where it is damaged, so that the row's check fails."""
+    """Encrypted columns of a share's row; -1 and empty if damaged, so that the row check fails."""
 
     share_index: int = -1
     proposal_id: int = -1
@@ -45,18 +45,18 @@ class Witness(NamedTuple):
 
 
 class RowEncryption:
-    """Turns parameters into what PostgreSQL gets, and its rows into what the operations expect."""
+    """Converts statement parameters to PostgreSQL columns, and rows to what the operations expect."""
 
     def __init__(self, seals: Keyring) -> None:
         self._seals = seals
-        self._to: dict[str, Callable[[Any], Sealed]] = {
+        self._encrypt: dict[str, Callable[[Any], Encrypted]] = {
             "add_share": self.share,
             "add_reveal": lambda row: (row[0], self._message(row[1], row[2]), *row[3:]),
             "carry_reveal": lambda row: (row[0], self._message(row[1], row[2]), *row[3:]),
             "add_round_key": lambda row: (*row[:2], seals.seal(row[2]), row[3]),
             "shares_of_nullifier": lambda row: (seals.tags(row[0]),),
         }
-        self._from: dict[str, Callable[[Row], Row]] = {
+        self._decrypt: dict[str, Callable[[Row], Row]] = {
             "share_by_id": self._share,
             "live_share": self._share,
             "reveal": self._reveal,
@@ -66,32 +66,32 @@ class RowEncryption:
             "sent_reveal": self._sent,
             "list_waiting": self._listed,
             "list_under_way": self._listed,
-            "shares_by_prefix": self._told,
+            "shares_by_prefix": self._shown,
             "reveal_facts": lambda row: (self._opened_message(row[0])[1], *row[1:]),
         }
 
-    def outward(self, name: str, params: Params) -> Sealed:
-        """The parameters of a statement, as PostgreSQL gets them."""
-        change = self._to.get(name)
-        return params if change is None else change(params)
+    def outward(self, name: str, params: Params) -> Encrypted:
+        """Return the parameters of a statement for PostgreSQL."""
+        convert = self._encrypt.get(name)
+        return params if convert is None else convert(params)
 
     def inward(self, name: str, rows: Sequence[Row]) -> list[Row]:
-        """The rows of a query, as every store gives them.
+        """Return the rows of a query in the form that both stores share.
 
         Raises:
-            StoreError: one is sealed with a key that this host does not have.
+            StoreError: a row is encrypted with a key that this host does not have.
         """
-        change = self._from.get(name)
-        return list(rows) if change is None else [change(row) for row in rows]
+        convert = self._decrypt.get(name)
+        return list(rows) if convert is None else [convert(row) for row in rows]
 
     def tags(self, nullifier: bytes) -> list[bytes]:
-        """What the row of a share with this nullifier may have in the place of it."""
+        """Return the possible keyed hashes of a nullifier in a share's row."""
         return self._seals.tags(nullifier)
 
-    # ------------------------------------------------------------------ outward
+    # ------------------------------------------------------------------ encryption
 
     def share(self, columns: Row) -> Row:
-        """A share's columns, as PostgreSQL gets them."""
+        """Return a share's columns for PostgreSQL."""
         row = ShareRow(b"", *columns)
         numbers = _NUMBERS.pack(
             row.share_index, row.proposal_id, row.vote_decision, row.tree_position, row.submit_at, row.received_ms
@@ -103,7 +103,7 @@ class RowEncryption:
     def _message(self, message: bytes, tx_hash: bytes) -> bytes:
         return self._seals.seal(tx_hash + message)
 
-    # ------------------------------------------------------------------ inward
+    # ------------------------------------------------------------------ decryption
 
     def _witness(self, sealed: bytes) -> Witness:
         try:
@@ -120,13 +120,13 @@ class RowEncryption:
 
     def _share(self, row: Row) -> Row:
         round_id, share_id, round_no, mac, _tag, sealed, *rest = row
-        secret = self._witness(sealed)
-        numbers = secret[:5]
-        parts = secret[6:]
-        return (round_id, share_id, round_no, mac, *numbers, *parts, secret.received_ms, *rest)
+        witness = self._witness(sealed)
+        numbers = witness[:5]
+        parts = witness[6:]
+        return (round_id, share_id, round_no, mac, *numbers, *parts, witness.received_ms, *rest)
 
     def _opened_message(self, sealed: bytes) -> tuple[bytes, bytes]:
-        """Message and hash; empty where they are damaged."""
+        """Return message and transaction hash; empty if damaged."""
         try:
             plain = self._seals.open(sealed)
         except DecryptionError:
@@ -151,6 +151,6 @@ class RowEncryption:
     def _listed(self, row: Row) -> Row:
         return (*row[:_SUBMIT_AT], self._witness(row[_SUBMIT_AT]).submit_at, *row[_SUBMIT_AT + 1 :])
 
-    def _told(self, row: Row) -> Row:
+    def _shown(self, row: Row) -> Row:
         received_ms = self._witness(row[_SUBMIT_AT]).received_ms
         return (*self._listed(row)[:_RECEIVED], received_ms, *row[_RECEIVED + 1 :])

@@ -1,4 +1,4 @@
-"""Which of the hosts sends: one row, taken, kept and left by operations of their own."""
+"""Operations on the sender lease, which is one row."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from helper.store.postgres.transaction import ExclusiveLockRequired, PostgresTra
 
 
 def take(tx: PostgresTransaction, outer: int | None) -> int | None:
-    """Become the sender where there is none that lives, or where this host was it in its last life.
+    """Acquire the lease if it is free or expired, or if this host held it before a restart.
 
     Args:
-        tx: a transaction of its own: whoever sends locks the row and shares in another order.
-        outer: the fence of the lease that gives the right, None where this row is the lease. A greater one takes over
-            from whoever is there, a smaller one never does.
+        tx: a transaction without other operations, because sending locks this row and shares in another order.
+        outer: fencing token of the lease in the object store, None if this row alone is the lease. A greater token
+            replaces any holder, a smaller one never does.
 
     Returns:
-        The new fence, None where another host sends.
+        The new fencing token, None if another host holds the lease.
     """
     if not tx.alone_here:
         raise ExclusiveLockRequired
-    taken = tx.one("take_sender", {"host": tx.hands.host, "lease": tx.hands.lease, "outer": outer})
-    return None if taken is None else int(taken[0])
+    row = tx.one("take_sender", {"host": tx.hands.host, "lease": tx.hands.lease, "outer": outer})
+    return None if row is None else int(row[0])
 
 
 def keep(tx: PostgresTransaction, fence: int) -> bool:
-    """Stay the sender for another lease; False when another host has taken it over."""
+    """Renew the lease; False if another host has acquired it."""
     return tx.run("keep_sender", {"fence": fence, "lease": tx.hands.lease}) == 1
 
 
 def leave(tx: PostgresTransaction, fence: int) -> bool:
-    """Stop being the sender; False when another host has taken it over already."""
+    """Release the lease; False if another host has already acquired it."""
     return tx.run("leave_sender", (fence,)) == 1

@@ -1,4 +1,4 @@
-"""All of the Store protocol on PostgreSQL: the same operations as on SQLite, for several hosts at once."""
+"""The `Store` on PostgreSQL: the same operations as on SQLite, for several hosts."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from helper.store.writer_thread import WriterStats
 log = structlog.get_logger("helper.store")
 
 LEASE_SECONDS: Final = 10.0
-"""After how long without a word a host loses the shares that it has in hand."""
-_WORDS_A_LEASE: Final = 3
-_QUESTIONS: Final = 3
-"""How often the database is asked for its time where answers are slow: the quickest tells it best."""
-_QUICK_SECONDS: Final = 0.5
-_PATIENCE: Final = 0.3
-"""The part of a lease after which the server ends a transaction that nothing is heard of."""
+"""Seconds after which the claims of a host expire unless it renews them."""
+_RENEWALS_PER_LEASE: Final = 3
+_SKEW_SAMPLES: Final = 3
+"""Maximum number of clock queries while replies are slow; the fastest one is the most accurate."""
+_FAST_REPLY_SECONDS: Final = 0.5
+_IDLE_FRACTION: Final = 0.3
+"""Fraction of a lease after which the server ends an idle transaction."""
 
 
 class PostgresStore(Store):
     """A store in one schema of a PostgreSQL database, which several hosts may share.
 
     Args:
-        address: `postgresql://user@host/database`; over a network with TLS that is verified, or it is refused.
-        seals: the keys that the hosts share; witnesses and messages are sealed with them.
-        host: this host's name, another one on every host.
-        schema: the namespace of the tables.
-        clock: gives the times of history.
-        lease: seconds after which a host that is not heard of loses the shares that it has in hand.
+        address: `postgresql://user@host/database`; a network connection requires verified TLS.
+        seals: the keys that the hosts share, for witnesses and messages.
+        host: name of this host, different on every host.
+        schema: schema of the tables.
+        clock: gives the times of history entries.
+        lease: seconds after which the claims of a host expire unless it renews them.
         on_damaged: called on the event loop with each row that failed its check and was set aside.
 
     Raises:
-        StoreError: the address, the schema or the host's name will not do.
+        StoreError: the address, the schema or the host name is invalid.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class PostgresStore(Store):
         lease: float = LEASE_SECONDS,
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
-        link = create_connection_settings(address, schema=schema, host=host, patience=lease * _PATIENCE)
+        link = create_connection_settings(address, schema=schema, host=host, patience=lease * _IDLE_FRACTION)
         self._hands = ClaimState(host, lease)
         self._writer: PostgresWriter = PostgresWriter(link, seals, self._hands, on_damaged)
         self._reader: PostgresReader = PostgresReader(link, RowEncryption(seals))
         self._operators: PostgresReader = self._reader
         super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operators)
-        self._hearing = NotificationListener(link)
-        self._heard: asyncio.Task[None] | None = None
+        self._listener = NotificationListener(link)
+        self._renewing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect, and make the schema or bring it up to date.
+        """Connect, and create or upgrade the schema.
 
         Raises:
-            StoreForeign: the schema is another program's, or a newer version's.
-            StoreCorrupt: its own keys are damaged.
+            StoreForeign: the schema belongs to another program or a newer version.
+            StoreCorrupt: the keys of the database are damaged.
             StoreLocked: another process uses this host's name.
-            StoreError: it can not be reached, forgets what it has answered for, or has other keys than this host.
+            StoreError: the server is unreachable or its settings are unsafe, or this host has other keys.
         """
         await self._writer.start()
         try:
@@ -88,115 +88,115 @@ class PostgresStore(Store):
         except BaseException:
             await self.close()
             raise
-        self._heard = asyncio.create_task(self._be_heard(), name="store-leases")
-        if self._hearing.wanted:
-            self._listening = asyncio.create_task(self._hearing.run(), name="store-hearing")
+        self._renewing = asyncio.create_task(self._renew_claims(), name="store-leases")
+        if self._listener.wanted:
+            self._listening = asyncio.create_task(self._listener.run(), name="store-listener")
 
     async def close(self) -> None:
-        """Finish what was handed in, and disconnect. Shares in hand are another host's when their lease is over."""
-        tasks = [task for task in (self._heard, self._listening) if task is not None]
-        self._heard = self._listening = None
+        """Complete submitted operations and disconnect. Other hosts get the claimed shares when the claims expire."""
+        tasks = [task for task in (self._renewing, self._listening) if task is not None]
+        self._renewing = self._listening = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._reader.close()
         await self._writer.stop()
 
-    async def _be_heard(self) -> None:
-        """Renew the leases of what this host has in hand, for as long as its event loop turns."""
+    async def _renew_claims(self) -> None:
+        """Renew the claims of this host for as long as its event loop makes progress."""
         while True:
-            await asyncio.sleep(self._hands.lease / _WORDS_A_LEASE)
+            await asyncio.sleep(self._hands.lease / _RENEWALS_PER_LEASE)
             if self._hands.fences:
                 try:
                     await self._writer.run(renew)
                 except StoreError as error:
-                    log.warning("leases could not be renewed", error=str(error))
+                    log.warning("claim_renewal_failed", error=str(error))
 
-    # ------------------------------------------------------------------ who sends
+    # ------------------------------------------------------------------ the sender lease
 
     @property
     def lease_seconds(self) -> float:
-        """After how long without a word a host loses what it has in hand, and the right to send."""
+        """Seconds after which claims and the sender lease expire unless they are renewed."""
         return self._hands.lease
 
     async def take_sender(self, outer: int | None = None) -> int | None:
-        """Become the one host that sends; before, `mark_sending` answers False.
+        """Acquire the sender lease. Without it `mark_sending` returns False.
 
         Args:
-            outer: the fence of a lease kept elsewhere that gives the right; None where the database itself gives it.
+            outer: fencing token of a lease in an object store that must be held too, None if there is none.
 
         Returns:
-            The fence, greater than all before; None where another host sends.
+            The fencing token, greater than all earlier ones; None if another host holds the lease.
         """
         fence = await self._writer.run(partial(sender_lease.take, outer=outer))
         self._hands.sender = fence or 0
         return fence
 
     async def keep_sender(self) -> bool:
-        """Stay it for another lease; False when another host has taken over."""
+        """Renew the sender lease; False if another host has acquired it."""
         fence = self._hands.sender
-        kept = fence != 0 and await self._writer.run(partial(sender_lease.keep, fence=fence))
-        if not kept and self._hands.sender == fence:
+        renewed = fence != 0 and await self._writer.run(partial(sender_lease.keep, fence=fence))
+        if not renewed and self._hands.sender == fence:
             self._hands.sender = 0
-        return kept
+        return renewed
 
     async def leave_sender(self) -> None:
-        """Stop being it, so that another host need not wait."""
+        """Release the sender lease, so that another host need not wait."""
         fence, self._hands.sender = self._hands.sender, 0
         if fence:
             await self._writer.run(partial(sender_lease.leave, fence=fence))
 
     async def sender_host(self) -> str:
-        """Which host sends, "" for none."""
-        found = await self._operators.fetch("sender")
-        return str(found[0][0]) if found else ""
+        """The host that holds the sender lease, "" if none does."""
+        rows = await self._operators.fetch("sender")
+        return str(rows[0][0]) if rows else ""
 
-    # ------------------------------------------------------------------ looking after it
+    # ------------------------------------------------------------------ maintenance
 
     async def erased(self) -> None:
-        """Have the space of everything deleted before this call taken back. What was secret in it is sealed."""
+        """Vacuum the tables of everything deleted before this call. Secret columns are encrypted in any case."""
         await self._writer.run(lambda _tx: None)
         await self._operators.run(b"VACUUM shares, reveals, history, claims")
 
     async def verify(self) -> list[str]:
-        """Look through all live shares: damaged ones are set aside. PostgreSQL's own `pg_amcheck` does the rest."""
+        """Check all live shares and set damaged ones aside. `pg_amcheck` checks the rest of the database."""
         await self._check_rows()
         return []
 
     async def skew(self) -> float:
-        """How many seconds the database's clock is ahead of this host's, to within half the time of one question."""
-        found, least = 0.0, math.inf
-        for _ in range(_QUESTIONS):
-            asked, before = self._clock.monotonic(), self._clock.now()
-            ((told,),) = await self._operators.fetch("database_time")
-            took = self._clock.monotonic() - asked
-            if took < least:
-                found, least = float(told) - (before + self._clock.now()) / 2, took
-            if took < _QUICK_SECONDS:
+        """Seconds that the database's clock is ahead of this host's, accurate to half the duration of a query."""
+        skew, fastest = 0.0, math.inf
+        for _ in range(_SKEW_SAMPLES):
+            started, before = self._clock.monotonic(), self._clock.now()
+            ((database_time,),) = await self._operators.fetch("database_time")
+            duration = self._clock.monotonic() - started
+            if duration < fastest:
+                skew, fastest = float(database_time) - (before + self._clock.now()) / 2, duration
+            if duration < _FAST_REPLY_SECONDS:
                 break
-        return found
+        return skew
 
     @property
     def shared(self) -> bool:
-        """Other hosts may work on the same queue."""
+        """True: other hosts may work on the same queue."""
         return True
 
     def listen(self, heard: Callable[[str], None]) -> None:
-        """Have words of other hosts told, from `open` on; "" when some may have been missed."""
-        self._hearing.add(heard)
+        """Register a callback before `open`. It gets "" if notifications may have been lost."""
+        self._listener.add(heard)
 
     @property
     def trouble(self) -> str | None:
-        """Why the last operations could not be kept, None while they can."""
+        """Why the last changes could not be stored, None if they could."""
         return self._writer.trouble
 
     @property
     def stats(self) -> WriterStats:
-        """What the writer has done since the start."""
+        """Counters of the writing thread since the start."""
         return self._writer.stats
 
 
 def renew(tx: PostgresTransaction) -> int:
-    """Have this host's claims hold for another lease; how many do. One that another host has is none of them."""
+    """Renew this host's claims. Returns how many; claims that another host has acquired are not counted."""
     hands = tx.hands
     return tx.run("renew", {"host": hands.host, "lease": hands.lease, "fences": list(hands.fences.values())})

@@ -1,10 +1,11 @@
-"""The one thread of a host that writes: what waits goes into one transaction, as with SQLite; other hosts do the same.
+"""The writing thread of a host. Waiting operations are batched into one transaction, as with SQLite.
 
 An operation that raises before it changed anything fails alone. After any other error the transaction is rolled back
-and its operations run again one by one, some of them more than once where another host was in the way. A connection
-that is lost is made anew, and the batch runs again; but if it was lost while a commit was under way, nobody knows
-whether that was kept, and the callers are told that it failed: every operation looks where its share stands before it
-does anything.
+and its operations run again one by one; an operation that conflicts with another host is retried.
+
+After a lost connection the writer reconnects and runs the batch again. If the connection was lost during a commit, the
+outcome is unknown and the callers get an error. This is safe because every operation checks the state of its share
+first.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from helper.store.writer_thread import WritingThread
 
 log = structlog.get_logger("helper.store")
 
-_TRIES: Final = 4
-"""How often an operation runs while other hosts are in its way."""
+_MAX_ATTEMPTS: Final = 4
+"""Attempts of an operation that conflicts with other hosts."""
 
 
 class PostgresWriter(WritingThread[PostgresTransaction]):
     """The writing thread of one host.
 
     Args:
-        link: where the database is.
-        seals: the keys that the hosts share.
-        hands: what this host has in hand.
+        link: connection settings.
+        seals: the encryption keys that the hosts share.
+        hands: the claims of this host.
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        trouble: why the last batch could not be committed, None while it could.
+        trouble: why the last batch could not be committed, None if it was.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
     def _connect(self) -> PostgresTransaction:
         conn = connect(self._link)
         try:
-            take_name(conn, self._link)  # first: whoever has no name changes nothing
+            take_name(conn, self._link)  # first, so that a second process with this name changes nothing
             join(conn, self._link)
             self._keys = prepare(conn, self._link, self._seals)
             refuse_moved(conn, self._link)
@@ -92,20 +93,20 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
                 tx.conn.close()
 
     def _serve(self) -> None:
-        going = True
-        while going:
-            batch, going = self._collect()
+        running = True
+        while running:
+            batch, running = self._collect()
             try:
                 if batch:
                     self._work(batch)
             except Exception as error:
-                # Nothing may end this thread: callers would wait for ever. Whoever was answered is passed over.
+                # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
                 if not isinstance(error, psycopg.Error | StoreError):
-                    log.exception("the writer failed")
+                    log.exception("writer_failed")
                 self._fail(batch, error)
 
     def _work(self, batch: list[WriteJob]) -> None:
-        """Run a batch, whole or in parts; every job of it is answered."""
+        """Run a batch, together or in parts. Every job gets a result or an error."""
         done = 0
         in_doubt = False
         try:
@@ -119,14 +120,14 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
             tx.commit()
         except Exception as error:
             self._roll_back()
-            self._after(error, batch, done, in_doubt=in_doubt)
+            self._retry_or_fail(error, batch, done, in_doubt=in_doubt)
             return
         self.trouble = None
         self.stats.commits += 1
         self.stats.operations += len(batch)
         if tx.found:
-            found, tx.found = tx.found, []
-            tell(batch[0].loop, self._report, found)
+            damaged, tx.found = tx.found, []
+            tell(batch[0].loop, self._report, damaged)
         tx.erased = False
         resolve(batch)
 
@@ -139,8 +140,8 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
     def _translate(self, error: BaseException) -> BaseException:
         return translate(error)
 
-    def _after(self, error: Exception, batch: list[WriteJob], stopped_at: int, *, in_doubt: bool) -> None:
-        """Run in parts what could not be committed as a whole, or tell its callers."""
+    def _retry_or_fail(self, error: Exception, batch: list[WriteJob], stopped_at: int, *, in_doubt: bool) -> None:
+        """Retry a failed batch, in parts if it has several jobs, or fail its jobs."""
         self.stats.failures += 1
         for job in batch:
             job.value, job.error = None, None
@@ -158,18 +159,18 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
         elif len(batch) > 1:
             for job in batch:
                 self._work([job])
-        elif worth_repeating(error) and batch[0].tries < _TRIES:
+        elif worth_repeating(error) and batch[0].tries < _MAX_ATTEMPTS:
             batch[0].tries += 1
             self._work(batch)
         else:
             self._fail(batch, error)
 
     def _fail(self, batch: list[WriteJob], error: Exception) -> None:
-        told = translate(error)
-        if isinstance(told, StoreUnreachable | StoreFull):
-            self.trouble = str(told)
+        translated = translate(error)
+        if isinstance(translated, StoreUnreachable | StoreFull):
+            self.trouble = str(translated)
         for job in batch:
-            job.value, job.error = None, told
+            job.value, job.error = None, translated
         resolve(batch)
 
     def _roll_back(self) -> None:

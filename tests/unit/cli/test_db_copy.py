@@ -229,7 +229,7 @@ WRONG = [
     (("--to", "ADDRESS", "--from", "nowhere.db"), 5, "there is no database"),
     (("--to", "there.db", "--from", "ADDRESS"), 5, "has no queue"),
     (("--to", "postgresql://db.example/x?sslmode=require"), 1, "does not protect it"),
-    (("--to", "postgresql:///x?host=/nowhere"), 6, "can not be reached"),
+    (("--to", "postgresql:///x?host=/nowhere"), 6, "is unreachable"),
     (("--to", "ADDRESS", "--key-file", "open.key"), 1, "others than its owner"),
     (("--to", "text.db"), 1, "not a database"),
     (("--undo",), 1, "not marked as moved"),
@@ -257,7 +257,7 @@ def test_nobody_is_moved_unasked_or_with_other_keys(here: Setting, capsys: pytes
     assert run("db", "copy", "--to", here.address, "--yes") == 0
     here.key.write_text((b"o" * 32).hex())
     assert run("db", "copy", "--from", here.address, "--to", "back.db", "--yes") == 1
-    assert "sealed with a key that this host does not have" in capsys.readouterr().err
+    assert "encrypted with a key that this host does not have" in capsys.readouterr().err
     assert not (here.folder / "back.db").exists()
 
 

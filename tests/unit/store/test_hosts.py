@@ -602,7 +602,7 @@ async def test_nothing_that_was_answered_is_lost_with_the_server(
             await asyncio.sleep(0)
     server.stop(signal.SIGQUIT)
     await asyncio.gather(*posts)
-    with pytest.raises(StoreError, match="can not be reached"):
+    with pytest.raises(StoreError, match="is unreachable"):
         await put(one, 1000)
     assert one.trouble is not None
     server.start()
@@ -654,7 +654,7 @@ def test_a_second_service_is_refused_before_it_is_loaded(place: PostgresPlace, t
         loaded, said = refused_serve(settings, "helper.app.service", "uvicorn", "httpx", "google.protobuf")
     assert loaded == "[]"
     assert "under the name 'one'" in said
-    assert "a name of its own" in said
+    assert "a different name on each host" in said
 
 
 async def test_a_name_is_free_a_moment_after_its_holder_has_gone(join: Join, place: PostgresPlace) -> None:
