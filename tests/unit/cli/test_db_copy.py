@@ -228,9 +228,9 @@ WRONG = [
     (("--to", "sqlite"), 1, "onto itself"),
     (("--to", "ADDRESS", "--from", "nowhere.db"), 5, "there is no database"),
     (("--to", "there.db", "--from", "ADDRESS"), 5, "has no queue"),
-    (("--to", "postgresql://db.example/x?sslmode=require"), 1, "does not protect it"),
+    (("--to", "postgresql://db.example/x?sslmode=require"), 1, "does not protect"),
     (("--to", "postgresql:///x?host=/nowhere"), 6, "is unreachable"),
-    (("--to", "ADDRESS", "--key-file", "open.key"), 1, "others than its owner"),
+    (("--to", "ADDRESS", "--key-file", "open.key"), 1, "users other than its owner"),
     (("--to", "text.db"), 1, "not a database"),
     (("--undo",), 1, "not marked as moved"),
 ]
