@@ -1,6 +1,12 @@
-"""Moving a queue from one store to another: every row by its key, compared, and the source marked at the end.
+"""Migrates a queue between databases: copies all rows, compares them, then marks the source as moved.
 
-`tables.py` says what is carried and compares pages (pure), `side.py` is one end of a move with its two engines
-`file_side.py` and `shared_side.py`, `passing.py` makes one pass over all rows, `moving.py` is the way as a whole, and
-`leaving.py` what becomes of the place that was left. `places.py` knows both ends by an operator's words.
+migration.py          the whole procedure: passes, comparison, marks
+table_pass.py         one pass over all rows
+tables.py             the migrated tables, and the comparison of pages
+endpoint.py           a database that is migrated from or to
+sqlite_endpoint.py    a SQLite file
+postgres_endpoint.py  a PostgreSQL schema
+marks.py              marks that a migration leaves in a database
+source_cleanup.py     erasing or reactivating the source
+factory.py            endpoints from command-line arguments
 """

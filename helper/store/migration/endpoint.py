@@ -1,4 +1,4 @@
-"""One end of a move: a database that is read page by page, and written where it is the target."""
+"""A database that is migrated from or to, read page by page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from helper.store.rows import DamagedShare
 from helper.store.sql_files import named
 from helper.store.transaction import Params, fact_row, read_fact
 
-_OF_ROUND: Final = (
+_ROUND_STATEMENTS: Final = (
     "drop_round_tombstones",
     "drop_round_spent",
     "drop_round_leaves",
@@ -39,98 +39,98 @@ _OF_ROUND: Final = (
     "drop_round_counters",
     "drop_rounds",
 )
-_STEPS: Final = {
+_TRANSITIONS: Final = {
     ShareState.RECEIVED: (),
     ShareState.WITNESSED: (ShareState.WITNESSED,),
     ShareState.FAILED: (ShareState.FAILED,),
     ShareState.BROADCAST: (ShareState.WITNESSED, ShareState.BROADCAST),
 }
-"""By which legal moves a share comes to where it stands: the schema lets none begin elsewhere than received."""
+"""Legal transitions from RECEIVED to each state, because the schema only lets a share be inserted as received."""
 
 
 @cache
 def copying() -> Mapping[str, str]:
-    """The statements of `copying.sql` by name."""
+    """Return the statements of `copying.sql` by name."""
     return named((resources.files("helper.store.migration") / "copying.sql").read_text("utf-8"))
 
 
 class MigrationEndpoint(ABC):
-    """A database at one end. Methods run on the thread that calls them.
+    """The source or target of a migration. Its methods block.
 
-    Every method may raise StoreError: the database could not do it, and of a write nothing was kept.
+    Every method may raise StoreError; a write then changed nothing.
     """
 
-    # ------------------------------------------------------------------ what an engine brings
+    # ------------------------------------------------------------------ implemented per database
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What it is called in messages: no password is in it."""
+        """Name for messages, without a password."""
 
     @property
     @abstractmethod
     def word(self) -> str:
-        """What `--from` and `--to` call it."""
+        """Value for `--from` and `--to`."""
 
     @property
     @abstractmethod
     def setting(self) -> str:
-        """What the settings say where a helper is to work on it."""
+        """Configuration with which a helper uses this database, for messages."""
 
     @abstractmethod
     def look(self) -> None:
-        """Connect, to read beside whoever works on it.
+        """Connect for reading. A helper may use the database at the same time.
 
         Raises:
-            NothingThere: there is no such database.
-            StoreForeign: it is not one of this version of the helper.
+            NothingThere: the database does not exist.
+            StoreForeign: it is not a database of this version of the helper.
         """
 
     @abstractmethod
     def hold(self) -> None:
-        """From now on, and until `close`, nobody else works on it; made where there is none.
+        """Lock the database exclusively until `close`. Creates it if it does not exist.
 
         Raises:
-            StoreLocked: somebody does.
+            StoreLocked: a helper uses it.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Disconnect and release the lock."""
 
     @abstractmethod
     def all(self, name: str, params: Params = ()) -> list[Row]:
-        """All rows of a query of `copying.sql`, unsealed."""
+        """Return all rows of a query of `copying.sql`, decrypted."""
 
     @abstractmethod
     def many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement once a row, inside `changing`; what is to be sealed is."""
+        """Run a statement for each row, inside `changing`. Secret columns are encrypted as the database requires."""
 
     @abstractmethod
     def changing(self) -> AbstractContextManager[None]:
-        """A transaction; on disk when it ends."""
+        """A write transaction; on disk when it ends."""
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[None]:
-        """A short transaction that sees one moment."""
+        """A short read transaction on one snapshot."""
 
     @abstractmethod
     def end_copy(self) -> None:
-        """What is left to do inside `changing` once all rows are there: counts, numbers, who works on what."""
+        """Complete a copy inside `changing`: recount shares, advance sequences, drop claims."""
 
     # ------------------------------------------------------------------ reading
 
     def page(self, table: Table, after: Key) -> Sequence[Row]:
-        """The next rows of a table by their keys, at most as many as it has at once; the shares' with all their own.
+        """Return the next page of a table in key order; a share includes its message and history.
 
         Raises:
-            StoreCorrupt: they are not in the order of their keys: going on behind the last might never come to an end.
+            StoreCorrupt: the rows are not in key order, so that paging might never end.
         """
         if table.start is None:
-            return self._whole(table)
+            return self._all_rows(table)
         rows = self._page(table, after)
         if not in_order(table, after, rows):
-            raise StoreCorrupt(f"{self.label} is damaged: rows of {table.name} are out of their order")
+            raise StoreCorrupt(f"{self.label} is damaged: rows of {table.name} are out of order")
         return rows
 
     def _page(self, table: Table, after: Key) -> Sequence[Row]:
@@ -144,48 +144,48 @@ class MigrationEndpoint(ABC):
             span = (*after, shares[-1][1])
             return live_shares(shares, self.all("page_reveals", span), self.all("page_history", span))
 
-    def _whole(self, table: Table) -> list[Row]:
+    def _all_rows(self, table: Table) -> list[Row]:
         rows = self.all(f"page_{table.name}")
         return sorted(row for row in rows if table.name != "meta" or row[0] not in OWN_FACTS)
 
     def aside(self) -> dict[int, DamagedShare]:
-        """The shares that were set aside, by number."""
+        """Return the shares that were set aside as damaged, by number."""
         return {row[0]: DamagedShare(*row[1:]) for row in self.all("aside")}
 
     def counters(self) -> dict[tuple[int, int], int]:
-        """How many shares it counts, by round number and state."""
+        """Return the stored share counts by round number and state."""
         return {(no, state): n for no, state, n in self.all("counters") if n}
 
     def row_key(self) -> bytes:
-        """The key of its rows' checks.
+        """Return the key of the row checks.
 
         Raises:
             StoreCorrupt: it is damaged.
         """
         text = read_fact(self.all("fact", (ROW_KEY,)))
         if text is None:
-            raise StoreCorrupt(f"{self.label} is damaged: {ROW_KEY} is not what it was")
+            raise StoreCorrupt(f"{self.label} is damaged: {ROW_KEY} failed its check")
         return bytes.fromhex(text)
 
     def is_fresh(self) -> bool:
-        """Whether nothing is in it yet but what was made with it."""
+        """Whether the database is empty except for its initial rows."""
         facts = {row[0] for row in self.all("page_meta")}
         return not self.page(ROUND_KEYS, (-1,)) and facts <= OWN_FACTS | {ROW_KEY, "key.order"}
 
     def mark(self, name: str) -> MigrationMark | None:
-        """A mark that a move left."""
+        """Return a mark of a migration."""
         return read_mark(self.all("fact", (name,)))
 
     # ------------------------------------------------------------------ writing
 
     def set_mark(self, name: str, mark: MigrationMark | None) -> None:
-        """Leave a mark, or take it away, inside `changing`."""
+        """Set or remove a mark, inside `changing`."""
         self.many("drop_meta", [(name,)])
         if mark is not None:
             self.many("write_meta", [fact_row(name, mark.text())])
 
     def begin_copy(self, mark: MigrationMark, facts: Sequence[Row]) -> None:
-        """Become the target of a move: nobody serves it until that has ended. Its keys are the source's from now on."""
+        """Mark this database as an unfinished target, so that no helper uses it, and take over the source's keys."""
         with self.changing():
             keys = [row for row in facts if row[0] in {ROW_KEY, "key.order"}]
             self.many("drop_meta", [(row[0],) for row in keys])
@@ -194,11 +194,11 @@ class MigrationEndpoint(ABC):
             self.set_mark(MOVED, None)
 
     def apply(self, table: Table, difference: Difference) -> None:
-        """Make a part of a table the source's, in one transaction."""
-        missing, changed, gone = difference
+        """Apply differences to a table in one transaction."""
+        missing, changed, extra = difference
         fresh = [*missing, *changed]
         with self.changing():
-            dropped = [table.key(row) for row in (*changed, *gone)]
+            dropped = [table.key(row) for row in (*changed, *extra)]
             if table is ROUND_KEYS:
                 self._drop_rounds(dropped)
             if table is SHARES:
@@ -211,11 +211,11 @@ class MigrationEndpoint(ABC):
 
     def _drop_rounds(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            # one row a statement: SQLite journals what a statement changes, and much of it in a file
+            # One row per statement: SQLite writes large statement journals to a file.
             ids = self.all("share_ids_of_round", key)
             self.many("drop_shares", ids)
             self.many("drop_aside", ids)
-            for name in _OF_ROUND:
+            for name in _ROUND_STATEMENTS:
                 self.many(name, [key])
 
     def _write_shares(self, dropped: Sequence[Key], fresh: Sequence[LiveShare]) -> None:
@@ -224,19 +224,19 @@ class MigrationEndpoint(ABC):
             self.many("drop_aside", dropped)
         if not fresh:
             return
-        # another number may have stood for the same share here
-        self.many("drop_mac", [(one.share.mac,) for one in fresh])
+        # An earlier copy may have stored the same share under another number.
+        self.many("drop_mac", [(live.share.mac,) for live in fresh])
         received = ShareState.RECEIVED.value
-        self.many("add_share", [one.share._replace(state=received).columns() for one in fresh])
-        reveals = [tuple(one.reveal) for one in fresh if one.reveal is not None]
+        self.many("add_share", [live.share._replace(state=received).columns() for live in fresh])
+        reveals = [tuple(live.reveal) for live in fresh if live.reveal is not None]
         if reveals:
             self.many("carry_reveal", reveals)
-        self.many("write_history", [(one.id, *line) for one in fresh for line in one.history])
-        self.many("bring_share", list(_steps(fresh)))
+        self.many("write_history", [(live.id, *entry) for live in fresh for entry in live.history])
+        self.many("bring_share", list(_transitions(fresh)))
 
 
-def _steps(fresh: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
-    """The moves that bring each share to where it stands."""
-    for one in fresh:
-        for step in _STEPS[ShareState(one.share.state)]:
-            yield step.value, one.id
+def _transitions(fresh: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
+    """Yield the transitions that lead each share to its state, in order."""
+    for live in fresh:
+        for state in _TRANSITIONS[ShareState(live.share.state)]:
+            yield state.value, live.id

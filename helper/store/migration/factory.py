@@ -1,4 +1,4 @@
-"""The two ends of a move by the words that an operator says."""
+"""Creates migration endpoints from command-line arguments."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from helper.store.migration.endpoint import MigrationEndpoint
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 
 FILE: Final = "sqlite"
-"""The file that the settings name: [helper] db_path."""
+"""Argument for the configured file, [helper] db_path."""
 SHARED: Final = "postgresql"
-"""The database that the settings name: [store] url."""
-_PATIENCE: Final = 60.0
-"""Seconds that the server waits for the next word inside a transaction: nobody else waits for the rows of a move."""
-_NAME: Final = 60
+"""Argument for the configured database, [store] url."""
+_IDLE_SECONDS: Final = 60.0
+"""Idle timeout of transactions. It may be long, as no other host waits for the rows of a migration."""
+_MAX_NAME: Final = 60
 _SCHEMES: Final = ("postgresql://", "postgres://")
 
 
 def create_endpoint(word: str, config: Config, clock: Clock) -> MigrationEndpoint:
-    """One end of a move; nothing is opened.
+    """Create an endpoint without opening it.
 
     Args:
-        word: `sqlite`, `postgresql`, a database's address, or a file's path.
-        config: what the words mean, and the keys.
-        clock: for the file's erasing.
+        word: `sqlite`, `postgresql`, a database address or a file path.
+        config: gives the configured databases and the key file.
+        clock: for erasing deleted rows of a file.
 
     Raises:
-        ValueError: it is none of these.
-        StoreError: its address or its keys will not do, or what it needs is not installed.
+        ValueError: `word` is none of these.
+        StoreError: the address or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
     if word == FILE:
         return SqliteEndpoint(config.db_path, clock)
     if word == SHARED:
         if not config.store.url:
-            raise ValueError("[store] url is empty: give the database's address itself, postgresql://…")
-        return _shared(config, config.store.url)
+            raise ValueError("[store] url is empty: give the database address instead, postgresql://…")
+        return _postgres_endpoint(config, config.store.url)
     if word.startswith(_SCHEMES):
-        return _shared(config, word)
+        return _postgres_endpoint(config, word)
     if "://" in word or not word:
-        raise ValueError("neither postgresql://…, nor a file")
+        raise ValueError("neither postgresql://… nor a file")
     return SqliteEndpoint(Path(word), clock)
 
 
 def create_endpoints(
     origin: str | None, to: str, config: Config, clock: Clock
 ) -> tuple[MigrationEndpoint, MigrationEndpoint]:
-    """Both ends of a move.
+    """Create source and target of a migration.
 
     Args:
-        origin: the source; none for what the settings name, or, if that is the target, for the file of the settings.
+        origin: the source; None for the configured database or, if that is the target, the configured file.
         to: the target.
-        config: as above.
-        clock: as above.
+        config: see `create_endpoint`.
+        clock: see `create_endpoint`.
 
     Raises:
-        ValueError: as above.
-        StoreError: as above.
+        ValueError: see `create_endpoint`.
+        StoreError: see `create_endpoint`.
     """
     target = create_endpoint(to, config, clock)
     source = create_source_endpoint(origin, config, clock)
@@ -69,23 +69,23 @@ def create_endpoints(
 
 
 def create_source_endpoint(word: str | None, config: Config, clock: Clock) -> MigrationEndpoint:
-    """Where a queue is, or was: by a word, else where a helper with these settings looks for it.
+    """Create the endpoint of an existing queue: the given one, or the configured database.
 
     Raises:
-        ValueError: as above.
-        StoreError: as above.
+        ValueError: see `create_endpoint`.
+        StoreError: see `create_endpoint`.
     """
     return create_endpoint(word or (SHARED if config.store.url else FILE), config, clock)
 
 
-def _shared(config: Config, address: str) -> MigrationEndpoint:
+def _postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
     with needing_postgres():
-        from helper.store.migration.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - as in `helper.store.factory`
+        from helper.store.migration.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415
         from helper.store.postgres.keyfile import read_keyring  # noqa: PLC0415
     settings = config.store
     if not settings.key_file:
-        raise ValueError("a shared database needs a key file: --key-file, or [store] key_file")
-    host = f"move from {host_name(config)}"[:_NAME]
-    link = create_connection_settings(address, schema=settings.schema_name, host=host, patience=_PATIENCE)
+        raise ValueError("a shared database needs a key file: --key-file or [store] key_file")
+    host = f"move from {host_name(config)}"[:_MAX_NAME]
+    link = create_connection_settings(address, schema=settings.schema_name, host=host, patience=_IDLE_SECONDS)
     return PostgresEndpoint(link, read_keyring(Path(settings.key_file)))

@@ -1,4 +1,4 @@
-"""The words that a move leaves in a database: that a copy into it is not finished, or where its queue went. Pure."""
+"""Marks that a migration leaves in a database: unfinished copy, or queue moved elsewhere. No I/O."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _UNREADABLE: Final = "?"
 
 @dataclass(frozen=True, slots=True)
 class MigrationMark:
-    """One such word.
+    """A mark of a migration.
 
     Attributes:
-        id: of the move, the same at both ends.
-        other: the other end as it is called in messages; no password.
-        at: unix second at which it was written.
+        id: identifier of the migration, the same in both databases.
+        other: the other database, as named in messages without a password.
+        at: unix time at which it was written.
     """
 
     id: str
@@ -30,46 +30,46 @@ class MigrationMark:
     at: int
 
     def text(self) -> str:
-        """As it is kept."""
+        """Return the stored form."""
         return orjson.dumps(asdict(self)).decode()
 
 
 def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
-    """A mark from the rows of its fact; one that can not be read is a mark all the same."""
+    """Parse a mark. An unreadable one is returned as a mark with unknown fields, so that it still blocks use."""
     if not rows:
         return None
     text = read_fact(rows)
     try:
-        told: Mapping[str, Any] = orjson.loads(text or "")
-        return MigrationMark(str(told["id"]), str(told["other"]), int(told["at"]))
+        fields: Mapping[str, Any] = orjson.loads(text or "")
+        return MigrationMark(str(fields["id"]), str(fields["other"]), int(fields["at"]))
     except (ValueError, KeyError, TypeError):
         return MigrationMark(_UNREADABLE, _UNREADABLE, 0)
 
 
 def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[Any, ...]], here: str) -> None:
-    """Refuse to work on a database that a move has marked.
+    """Refuse to use a database that a migration has marked.
 
     Args:
-        unfinished: the rows of the fact `UNFINISHED`.
-        moved: the rows of the fact `MOVED`.
-        here: what the database is called.
+        unfinished: rows of the fact `UNFINISHED`.
+        moved: rows of the fact `MOVED`.
+        here: name of the database for messages.
 
     Raises:
-        StoreMoved: it is marked; the text says where its queue is, and what leads back.
+        StoreMoved: it is marked; the message says where the queue is.
     """
     mark = read_mark(moved)
     if mark is not None:
         when = datetime.fromtimestamp(mark.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
         raise StoreMoved(
             f"the queue of {here} was moved to {mark.other} at {when}",
-            advice="Start the helper there: [store] url names a shared database, [helper] db_path a file. To have "
-            "the queue here again, move it back with `svote-helper db copy --to`, from there. Only if what is there "
-            "is lost for good: `svote-helper db copy --undo`.",
+            advice="Configure that database: [store] url for a shared database, [helper] db_path for a file. To move "
+            "the queue back, run `svote-helper db copy --to` with that database as the source. Only if that database "
+            "is permanently lost, run `svote-helper db copy --undo`.",
         )
     mark = read_mark(unfinished)
     if mark is not None:
         raise StoreMoved(
-            f"{here} holds a copy of {mark.other} that is not finished",
-            advice="Run the same `svote-helper db copy` again: it goes on where it ended. Until then the queue is "
-            "where it was.",
+            f"{here} holds an unfinished copy of {mark.other}",
+            advice="Run the same `svote-helper db copy` again to complete it. Until then the queue remains in the "
+            "source.",
         )

@@ -1,8 +1,8 @@
-"""The way of a move: passes beside the source's daemon, the last one without it, a comparison of all, then the marks.
+"""Migration of a queue: copy passes while the source is in use, a last pass under lock, a comparison, the marks.
 
-At any moment at most one database of a queue can be served. The target is marked as unfinished before its first row is
-written; the source is marked as moved once all was compared, and only then is the target's mark taken away. Wherever
-that is cut off, the same command goes on: every pass writes only what differs.
+At any moment at most one of the two databases can be used by a helper. The target is marked as unfinished before its
+first row is written. The source is marked as moved after the comparison, and only then is the target's mark removed.
+After an interruption the same command continues, because every pass writes only the differences.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from helper.store.migration.tables import (
 )
 from helper.store.rows import DamagedShare
 
-ENOUGH: Final = 1000
-"""Rows that differed, below which a pass beside the daemon need not be followed by another: the last finds the rest."""
-MOST_PASSES: Final = 8
-TELL_EVERY: Final = 5.0
-"""Seconds between two words on how far a pass is."""
+FEW_DIFFERENCES: Final = 1000
+"""Differing rows below which no further pass is made while the source is in use; the last pass finds the rest."""
+MAX_PASSES: Final = 8
+PROGRESS_SECONDS: Final = 5.0
+"""Seconds between two progress messages."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class MigrationResult:
-    """What a move came to.
+    """Result of a migration, complete or so far.
 
     Attributes:
-        finished: the queue is the target's from now on; else its daemon still runs.
-        passes: how many were made, the comparison at the end not counted.
-        written: rows that were written, changed or deleted in all of them.
+        finished: whether the target now has the queue; otherwise a helper still uses the source.
+        passes: passes made, without the final comparison.
+        written: rows inserted, changed or deleted in all passes.
         live: shares with their witness.
         confirmed: tombstones.
-        damaged: shares that stay behind, as their rows are not what was written.
-        uncounted: shares that the source counts beyond those that are in it, or fewer.
-        held_seconds: how long no daemon could run on the source.
+        damaged: shares that were not copied, because their rows are damaged.
+        uncounted: shares that the source counts beyond those it has; negative if it counts fewer.
+        held_seconds: how long the source was locked.
     """
 
     finished: bool = False
@@ -62,13 +62,13 @@ class MigrationResult:
 
 
 class Migration:
-    """A move from one database to another.
+    """A migration from one database to another.
 
     Args:
-        source: where the queue is.
-        target: where it is to be.
-        clock: gives the marks' time, and measures.
-        say: is told how it goes.
+        source: the database that has the queue.
+        target: the database that gets it.
+        clock: for the time in marks and for durations.
+        say: called with progress messages.
     """
 
     def __init__(self, source: MigrationEndpoint, target: MigrationEndpoint, *, clock: Clock, say: Say) -> None:
@@ -77,100 +77,100 @@ class Migration:
         self._clock = clock
         self._say = say
         self._mark = MigrationMark("", "", 0)
-        self._told = MigrationResult()
+        self._result = MigrationResult()
 
     def begin(self) -> None:
-        """Open both, and make sure that one is a queue and the other may become it.
+        """Open both databases, check that they are suitable, and mark the target as unfinished.
 
         Raises:
-            StoreLocked: somebody works on the target.
-            StoreMoved: the source is not where the queue is.
-            StoreForeign: the target has a queue of its own.
+            StoreLocked: a process uses the target.
+            StoreMoved: the source no longer has the queue.
+            StoreForeign: the target has another queue.
             StoreError: one of them cannot be used.
         """
         source, target = self._source, self._target
-        self._look()
+        self._open_source()
         target.hold()
-        before = self._need_fit()
-        self._mark = MigrationMark(secrets.token_hex(8) if before is None else before.id, source.label, self._now())
+        earlier = self._check_target()
+        self._mark = MigrationMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, self._now())
         target.begin_copy(self._mark, source.all("page_meta"))
 
     def survey(self) -> MigrationResult:
-        """What would be moved, as the source counts it; nothing is made or changed.
+        """Report what would be migrated, by the source's counters. Changes nothing.
 
         Raises:
-            StoreError: as `begin`; that somebody works on the target is not found out.
+            StoreError: as in `begin`, except that a target in use is not detected.
         """
-        self._look()
+        self._open_source()
         try:
             self._target.look()
         except NothingThere:
-            self._need_queue(None)
+            self._check_source(None)
         else:
-            self._need_fit()
+            self._check_target()
         for (_, state), n in self._source.counters().items():
             if state == ShareState.SUBMITTED:
-                self._told.confirmed += n
+                self._result.confirmed += n
             else:
-                self._told.live += n
-        return self._told
+                self._result.live += n
+        return self._result
 
-    def _look(self) -> None:
+    def _open_source(self) -> None:
         if self._source.label == self._target.label:
             raise StoreForeign(
-                f"{self._source.label} would be copied onto itself", advice="Give another place: --to, or --from."
+                f"{self._source.label} would be copied onto itself", advice="Choose another database: --to or --from."
             )
         self._source.look()
 
-    def _need_fit(self) -> MigrationMark | None:
-        """Refuse a target with a queue of its own; the mark of a move into it that has not ended."""
+    def _check_target(self) -> MigrationMark | None:
+        """Refuse a target that has another queue. Returns the mark of an unfinished migration into it."""
         source, target = self._source, self._target
-        before = target.mark(UNFINISHED)
-        self._need_queue(before)
-        ours = before is not None or target.mark(MOVED) is not None
+        unfinished = target.mark(UNFINISHED)
+        self._check_source(unfinished)
+        ours = unfinished is not None or target.mark(MOVED) is not None
         if not target.is_fresh() and not (ours and target.row_key() == source.row_key()):
             raise StoreForeign(
-                f"{target.label} has a queue of its own already",
-                advice="Give an empty database or a file that is not there yet; one that this queue was moved from "
-                "will do as well.",
+                f"{target.label} already has another queue",
+                advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "
+                "from.",
             )
-        return before
+        return unfinished
 
     def try_hold(self) -> bool:
-        """Keep every daemon off the source, if none works on it now.
+        """Lock the source. Returns False if a helper uses it.
 
         Raises:
-            StoreMoved: another move has taken the queue elsewhere meanwhile.
+            StoreMoved: another migration has moved the queue in the meantime.
         """
         try:
             self._source.hold()
         except StoreLocked:
             self._source.look()
             return False
-        self._need_queue(self._mark)
+        self._check_source(self._mark)
         return True
 
-    def _need_queue(self, mark: MigrationMark | None) -> None:
-        """Refuse a source where the queue is not, unless it is this very move that said so, cut off at its end."""
-        gone = self._source.mark(MOVED)
-        if gone is None or mark is None or gone.id != mark.id:
+    def _check_source(self, mark: MigrationMark | None) -> None:
+        """Refuse a source that is marked, except as moved by this migration, which was then interrupted at its end."""
+        moved = self._source.mark(MOVED)
+        if moved is None or mark is None or moved.id != mark.id:
             _refuse(self._source)
 
     def pass_beside(self) -> int:
-        """One pass while the source's daemon runs; how many rows differed."""
+        """Make one pass while a helper uses the source. Returns the number of differing rows."""
         return sum(self._pass(write=True).differing.values())
 
     def catch_up(self) -> None:
-        """Passes beside the daemon until there is little left to do."""
-        for _ in range(MOST_PASSES):
-            if self.pass_beside() < ENOUGH:
+        """Make passes while a helper uses the source, until few rows differ."""
+        for _ in range(MAX_PASSES):
+            if self.pass_beside() < FEW_DIFFERENCES:
                 return
 
     def finish(self) -> MigrationResult:
-        """The last pass, the comparison, the marks; the source is held.
+        """Make the last pass, compare all rows and set the marks. The source must be locked.
 
         Raises:
-            StoreCopyDiffers: the target is not what the source is. Nothing was marked: the queue is where it was.
+            StoreCopyDiffers: the target differs from the source. No mark was changed; the source still has the queue.
         """
         began = self._clock.monotonic()
         self._pass(write=True)
@@ -184,60 +184,60 @@ class Migration:
                 source.set_mark(MOVED, MigrationMark(self._mark.id, target.label, self._now()))
         with target.changing():
             target.set_mark(UNFINISHED, None)
-        self._told.finished = True
-        self._told.held_seconds = self._clock.monotonic() - began
-        return self._told
+        self._result.finished = True
+        self._result.held_seconds = self._clock.monotonic() - began
+        return self._result
 
     @property
     def told(self) -> MigrationResult:
-        """How far it is."""
-        return self._told
+        """The result so far."""
+        return self._result
 
-    # ------------------------------------------------------------------ the parts
+    # ------------------------------------------------------------------ passes and comparison
 
     def _now(self) -> int:
         return int(self._clock.now())
 
     def _pass(self, *, write: bool) -> PassStats:
         began = self._clock.monotonic()
-        passed = run_pass(self._source, self._target, write=write, tell=self._progress(began))
-        told, changed = self._told, sum(passed.differing.values())
-        told.damaged = passed.damaged
-        told.live, told.confirmed = passed.read[SHARES.name], passed.read[TOMBSTONES.name]
+        stats = run_pass(self._source, self._target, write=write, tell=self._progress(began))
+        result, changed = self._result, sum(stats.differing.values())
+        result.damaged = stats.damaged
+        result.live, result.confirmed = stats.read[SHARES.name], stats.read[TOMBSTONES.name]
         seconds = self._clock.monotonic() - began
         if write:
-            told.passes += 1
-            told.written += changed
+            result.passes += 1
+            result.written += changed
             self._say(
-                f"pass {told.passes}: {told.live} live shares and {told.confirmed} confirmed, "
-                f"{sum(passed.read.values())} rows read, {changed} written, {seconds:.1f} s"
+                f"pass {result.passes}: {result.live} live shares and {result.confirmed} confirmed, "
+                f"{sum(stats.read.values())} rows read, {changed} written, {seconds:.1f} s"
             )
         else:
-            self._say(f"compared: {sum(passed.read.values())} rows, {changed} differ, {seconds:.1f} s")
-        return passed
+            self._say(f"compared: {sum(stats.read.values())} rows, {changed} differ, {seconds:.1f} s")
+        return stats
 
     def _progress(self, began: float) -> Callable[[str, int], None]:
-        said = began
+        last = began
 
-        def tell(table: str, rows: int) -> None:
-            nonlocal said
+        def report(table: str, rows: int) -> None:
+            nonlocal last
             now = self._clock.monotonic()
-            if now - said >= TELL_EVERY:
-                said = now
+            if now - last >= PROGRESS_SECONDS:
+                last = now
                 self._say(f"… {rows} rows of {table}, {now - began:.0f} s")
 
-        return tell
+        return report
 
     def _verify(self) -> None:
-        passed = self._pass(write=False)
-        wrong = [f"{n} rows of {name}" for name, n in passed.differing.items() if n]
-        expected = {place: n for place, n in passed.counts.items() if n}
+        stats = self._pass(write=False)
+        differing = [f"{n} rows of {name}" for name, n in stats.differing.items() if n]
+        expected = {key: n for key, n in stats.counts.items() if n}
         if self._target.counters() != expected:
-            wrong.append("the counts of shares")
-        if wrong:
-            raise StoreCopyDiffers(f"{self._target.label} is not what {self._source.label} is: {', '.join(wrong)}")
+            differing.append("the share counts")
+        if differing:
+            raise StoreCopyDiffers(f"{self._target.label} differs from {self._source.label}: {', '.join(differing)}")
         counted = sum(self._source.counters().values())
-        self._told.uncounted = counted - sum(expected.values()) - len(passed.damaged)
+        self._result.uncounted = counted - sum(expected.values()) - len(stats.damaged)
 
 
 def _refuse(source: MigrationEndpoint) -> None:

@@ -1,4 +1,4 @@
-"""A schema of a PostgreSQL database at one end of a move."""
+"""A PostgreSQL schema as the source or target of a migration."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.postgres.transaction import statements
 from helper.store.transaction import Params
 
-_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
-"""By which name rows are unsealed."""
-_SEALED_AS: Final = {"write_round_keys": "add_round_key"}
+_DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
+"""Statement names by which `RowEncryption` decrypts rows."""
+_ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
 
 
 class PostgresEndpoint(MigrationEndpoint):
-    """A shared database: read beside its hosts, then held by a lock that each of them shares while it lives.
+    """A shared database. It is read while its hosts run, and locked with an advisory lock that each host shares.
 
     Args:
-        link: where it is.
-        seals: the keys of its hosts.
+        link: connection settings.
+        seals: the encryption keys of its hosts.
     """
 
     def __init__(self, link: ConnectionSettings, seals: Keyring) -> None:
@@ -51,14 +51,14 @@ class PostgresEndpoint(MigrationEndpoint):
 
     @property
     def setting(self) -> str:
-        """The address, with what was left out of it here, and the keys."""
+        """The configuration of a host."""
         return (
-            f'[store] url = "{self._link.shown()}" (with what else it needs), '
+            f'[store] url = "{self._link.shown()}" (complete the address), '
             f'schema_name = "{self._link.schema}", key_file, on every host'
         )
 
     def look(self) -> None:
-        """Connect; nothing is made or changed."""
+        """Connect and check the schema, without changes."""
         if self._conn is not None:
             return
         try:
@@ -74,7 +74,7 @@ class PostgresEndpoint(MigrationEndpoint):
         self._conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
 
     def hold(self) -> None:
-        """Take the lock, and make the schema or bring it up to date."""
+        """Take the exclusive lock, and create or upgrade the schema."""
         if self._held:
             return
         with _translated():
@@ -83,14 +83,14 @@ class PostgresEndpoint(MigrationEndpoint):
             if self.all("hold", (self._link.schema,)) != [(True,)]:
                 hosts = ", ".join(str(row[0]) for row in self.all("holders", (self._link.schema,)))
                 raise StoreLocked(
-                    f"hosts work on {self.label}: {hosts or 'they have just gone'}",
-                    advice="Stop the helper on each of them first.",
+                    f"hosts use {self.label}: {hosts or 'they have just stopped'}",
+                    advice="Stop the helper on each of these hosts first.",
                 )
             self._held = True
             prepare(self._open, self._link, self._seals)
 
     def close(self) -> None:
-        """Disconnect, which lets go of the lock."""
+        """Disconnect, which releases the lock."""
         if self._conn is not None:
             conn, self._conn, self._held = self._conn, None, False
             with suppress(psycopg.Error):
@@ -104,31 +104,31 @@ class PostgresEndpoint(MigrationEndpoint):
         return self._conn
 
     def all(self, name: str, params: Params = ()) -> list[Row]:
-        """All rows of a query."""
+        """Return all rows of a query, decrypted."""
         with _translated():
             rows = self._open.execute(_statement(name), params).fetchall()
-        return self._sealing.inward(_AS.get(name, name), rows)
+        return self._sealing.inward(_DECRYPT_AS.get(name, name), rows)
 
     def many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement once a row, without waiting for each answer."""
-        sealed_as = _SEALED_AS.get(name, name)
+        """Run a statement for each row, pipelined."""
+        encrypt_as = _ENCRYPT_AS.get(name, name)
         with self._open.cursor() as cursor:
-            cursor.executemany(_statement(name), [self._sealing.outward(sealed_as, row) for row in rows])
+            cursor.executemany(_statement(name), [self._sealing.outward(encrypt_as, row) for row in rows])
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A transaction."""
+        """A write transaction."""
         with _translated(), self._open.transaction():
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A transaction on one view."""
+        """A read transaction on one snapshot."""
         with _translated(), self._open.transaction():
             yield
 
     def end_copy(self) -> None:
-        """Count, go on with numbers after those that are used, and let nobody be at work."""
+        """Recount shares, advance the sequences, and drop claims and the sender lease."""
         for name in ("drop_all_aside", "drop_counters", "count_in_shared", "drop_claims", "drop_sender"):
             self._open.execute(_statement(name))
         for name in ("go_on_with_ids", "go_on_with_rounds"):
@@ -136,8 +136,8 @@ class PostgresEndpoint(MigrationEndpoint):
 
 
 def _statement(name: str) -> bytes:
-    ours = copying().get(name)
-    return statements()[name] if ours is None else ours.replace("?", "%s").encode()
+    own = copying().get(name)
+    return statements()[name] if own is None else own.replace("?", "%s").encode()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a move leaves where the queue was: looked at, erased, or served again."""
+"""Inspects, erases or reactivates the source of a finished migration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from helper.store.migration.tables import META, MOVED, TABLES, UNFINISHED, Diffe
 
 
 def moved_to(source: MigrationEndpoint) -> MigrationMark:
-    """Where the queue of a database went; nothing is changed.
+    """Return the mark that says where the queue was moved. Changes nothing.
 
     Raises:
-        StoreForeign: it was not moved from there.
+        StoreForeign: the database is not marked as moved.
     """
     source.look()
     mark = source.mark(MOVED)
@@ -23,27 +23,31 @@ def moved_to(source: MigrationEndpoint) -> MigrationMark:
 
 
 def undo(source: MigrationEndpoint) -> None:
-    """Take away the mark that the queue was moved: the source is served again.
+    """Remove the mark, so that a helper can use the source again.
 
     Raises:
-        StoreForeign: there is none.
-        StoreLocked: somebody works on it.
+        StoreForeign: the database is not marked as moved.
+        StoreLocked: a process uses it.
     """
-    _hold_left(source)
+    _lock_moved(source)
     with source.changing():
         source.set_mark(MOVED, None)
 
 
 def erase(source: MigrationEndpoint, *, say: Say) -> None:
-    """Delete what a move left behind: all rows but the facts, the mark among them.
+    """Delete all rows of the source except its facts, which include the mark.
 
-    What was deleted from a file is in none of its bytes once it is closed. The queue can be moved back to it as before.
+    Once a file is closed, none of its bytes contains deleted data. The queue can still be migrated back to it.
+
+    Args:
+        source: the database.
+        say: called with progress messages.
 
     Raises:
-        StoreForeign: it was not moved.
-        StoreLocked: somebody works on it.
+        StoreForeign: the database is not marked as moved.
+        StoreLocked: a process uses it.
     """
-    _hold_left(source)
+    _lock_moved(source)
     for table in reversed(TABLES):
         deleted = 0
         while table is not META and (rows := source.page(table, table.start or ())):
@@ -55,8 +59,8 @@ def erase(source: MigrationEndpoint, *, say: Say) -> None:
         source.end_copy()
 
 
-def _hold_left(source: MigrationEndpoint) -> None:
-    """Keep everybody off what a move left; its mark is looked at once nobody can change it."""
+def _lock_moved(source: MigrationEndpoint) -> None:
+    """Lock the source. The mark is checked again under the lock."""
     moved_to(source)
     source.hold()
     moved_to(source)

@@ -1,4 +1,4 @@
-"""A SQLite file at one end of a move."""
+"""A SQLite file as the source or target of a migration."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, OpenedDatabase, open_database
 from helper.store.transaction import Params
 
-_DELETING: Final = "drop_"
+_DELETE_PREFIX: Final = "drop_"
 
 
 class SqliteEndpoint(MigrationEndpoint):
-    """A database file: read beside its daemon, then held by the daemon's lock.
+    """A database file. It is read while a daemon runs, and locked with the daemon's lock.
 
-    Root opens and closes it with the rights of its owner, or of its directory's, whose the files then are.
+    When run as root, it opens and closes the file as the owner of the file or its directory, so that new files belong
+    to that user.
 
     Args:
         path: the file.
-        clock: measures how long erasure was put off.
+        clock: measures how long erasure is overdue.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -42,17 +43,17 @@ class SqliteEndpoint(MigrationEndpoint):
 
     @property
     def label(self) -> str:
-        """The whole path."""
+        """The absolute path."""
         return str(self._path.resolve())
 
     @property
     def word(self) -> str:
-        """The whole path."""
+        """The absolute path."""
         return self.label
 
     @property
     def setting(self) -> str:
-        """A file, and no shared database."""
+        """The configuration of a single host."""
         return f'[helper] db_path = "{self.label}", and no [store] url'
 
     def look(self) -> None:
@@ -60,7 +61,7 @@ class SqliteEndpoint(MigrationEndpoint):
         if self._opened is not None or self._conn is not None:
             return
         if not self._path.exists():
-            raise NothingThere(f"there is no database {self._path}", advice="Give the file of the queue: --db FILE.")
+            raise NothingThere(f"there is no database {self._path}", advice="Specify the file of the queue: --db FILE.")
         with acting_as_owner(self._path):
             self._connect()
 
@@ -76,29 +77,29 @@ class SqliteEndpoint(MigrationEndpoint):
             self._use(conn)
 
     def _check(self, conn: sqlite3.Connection) -> None:
-        found = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if found != [APPLICATION_ID, len(migrations())]:
+        header = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        if header != [APPLICATION_ID, len(migrations())]:
             raise StoreForeign(
                 f"{self._path} is not a database of this version of the helper",
-                advice="An older version's is brought up to date first: `svote-helper db migrate`.",
+                advice="Upgrade a database of an older version with `svote-helper db migrate`.",
             )
 
     def hold(self) -> None:
-        """Take the daemon's lock and open the file as a daemon does; a file that is not there is made."""
+        """Take the daemon's lock and open the file as a daemon does. Creates a missing file."""
         if self._opened is not None:
             return
         with acting_as_owner(self._path):
-            self._let_go()  # a descriptor of ours that is closed later would drop SQLite's own locks
+            self._disconnect()  # closing this descriptor later would drop SQLite's own locks
             self._opened = open_database(self._path, self._clock, marked=True)
         self._use(self._opened.tx.conn)
 
     def _use(self, conn: sqlite3.Connection) -> None:
-        # a damaged text makes its row's check fail, and is no reason to stop
+        # Invalid UTF-8 makes the row check fail later; it must not abort the query.
         conn.text_factory = partial(str, encoding="utf-8", errors="replace")
         self._conn = conn
 
     def close(self) -> None:
-        """Erase what was deleted, and let go of the file."""
+        """Erase deleted data, close the file and release the lock."""
         if self._opened is None and self._conn is None:
             return
         with acting_as_owner(self._path):
@@ -106,9 +107,9 @@ class SqliteEndpoint(MigrationEndpoint):
                 opened, self._opened, self._conn = self._opened, None, None
                 with _translated():
                     opened.close()
-            self._let_go()
+            self._disconnect()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._conn is not None:
             conn, self._conn = self._conn, None
             conn.close()
@@ -121,7 +122,7 @@ class SqliteEndpoint(MigrationEndpoint):
         return self._conn
 
     def all(self, name: str, params: Params = ()) -> list[Row]:
-        """All rows of a query; texts of tables that have no check lose what another database refuses."""
+        """Return all rows of a query. Texts without a row check lose characters that PostgreSQL rejects."""
         with _translated():
             rows = self._open.execute(_statement(name), params).fetchall()
         if name.startswith("page_") and name not in {"page_shares", "page_reveals"}:
@@ -129,13 +130,13 @@ class SqliteEndpoint(MigrationEndpoint):
         return rows
 
     def many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement once a row."""
+        """Run a statement for each row."""
         changed = self._open.executemany(_statement(name), rows).rowcount
-        self._deleted = self._deleted or (name.startswith(_DELETING) and changed > 0)
+        self._deleted = self._deleted or (name.startswith(_DELETE_PREFIX) and changed > 0)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A transaction, after which the log is written back and what was deleted erased, now and then."""
+        """A write transaction. Afterwards it checkpoints the WAL and erases deleted data when due."""
         assert self._opened is not None
         with _translated():
             self._open.execute("BEGIN IMMEDIATE")
@@ -149,12 +150,12 @@ class SqliteEndpoint(MigrationEndpoint):
             if self._deleted:
                 self._deleted = False
                 self._opened.eraser.note_deleted()
-            with acting_as_owner(self._path):  # it opens the write-ahead log
+            with acting_as_owner(self._path):  # this opens the WAL file
                 self._opened.eraser.tend(idle=False)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A transaction of a page's length: as long as it lasts, the daemon can erase nothing."""
+        """A read transaction. Keep it as short as one page, because the daemon cannot erase data meanwhile."""
         with _translated():
             self._open.execute("BEGIN")
             try:
@@ -163,7 +164,7 @@ class SqliteEndpoint(MigrationEndpoint):
                 self._open.execute("ROLLBACK")
 
     def end_copy(self) -> None:
-        """Count."""
+        """Recount shares."""
         for name in ("drop_all_aside", "drop_counters", "count_in_file"):
             self._open.execute(_statement(name))
 

@@ -1,4 +1,4 @@
-"""One pass over all rows of two databases: what differs is written, or only counted."""
+"""One pass over all rows of two databases, which writes or only counts the differences."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from helper.store.rows import DamagedShare
 
 @dataclass(slots=True)
 class PassStats:
-    """What one pass saw.
+    """Statistics of one pass.
 
     Attributes:
         read: rows of the source, by table.
-        differing: rows that the target had not, or otherwise, or alone, by table.
-        damaged: shares of the source that are not as they were written, or were set aside: they stay behind.
-        counts: the source's sound shares by round number and state.
+        differing: rows that were missing, different or extra in the target, by table.
+        damaged: shares of the source that are damaged or were set aside; they are not copied.
+        counts: undamaged shares of the source by round number and state.
     """
 
     read: Counter[str] = field(default_factory=Counter)
@@ -45,16 +45,16 @@ class PassStats:
 def run_pass(
     source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, tell: Callable[[str, int], None]
 ) -> PassStats:
-    """Go over all tables once.
+    """Compare all tables once.
 
     Args:
-        source: may change meanwhile: the next pass finds what this one missed.
-        target: held.
-        write: make the target the source's; else only tell what differs.
-        tell: is called after each page with the table's name and how many of its rows were read.
+        source: may change meanwhile; the next pass finds what this one missed.
+        target: must be locked.
+        write: apply the differences to the target; otherwise only count them.
+        tell: called after each page with the table name and the number of rows read from it so far.
 
     Raises:
-        StoreError: one of them could not be read or written; what was written before stays, and is the next pass's.
+        StoreError: a database could not be read or written. Rows written before remain for the next pass.
     """
     return _Pass(source, target, write=write, tell=tell).run()
 
@@ -70,44 +70,44 @@ class _Pass:
         self._row_key = source.row_key()
         self._aside = source.aside()
         self._rounds: dict[int, bytes] = {}
-        self._passed = PassStats()
+        self._stats = PassStats()
 
     def run(self) -> PassStats:
         for table in TABLES:
             self._table(table)
-        return self._passed
+        return self._stats
 
     def _table(self, table: Table) -> None:
         after: Key | None = table.start or ()
         while after is not None:
             ours, theirs = self._source.page(table, after), self._target.page(table, after)
             after = last_common(table, ours, theirs)
-            self._part(table, self._carried(table, up_to(table, ours, after)), up_to(table, theirs, after))
-            self._tell(table.name, self._passed.read[table.name])
+            self._compare(table, self._migrated(table, up_to(table, ours, after)), up_to(table, theirs, after))
+            self._tell(table.name, self._stats.read[table.name])
 
-    def _part(self, table: Table, source: Sequence[Row], target: Sequence[Row]) -> None:
+    def _compare(self, table: Table, source: Sequence[Row], target: Sequence[Row]) -> None:
         if table is ROUND_KEYS:
             self._rounds |= {row[0]: row[1] for row in source}
-        self._passed.read[table.name] += len(source)
-        self._passed.counts.update(counted(table, source))
+        self._stats.read[table.name] += len(source)
+        self._stats.counts.update(counted(table, source))
         difference = compare(table, source, target)
-        self._passed.differing[table.name] += difference.size
+        self._stats.differing[table.name] += difference.size
         if self._write and difference.size:
             self._target.apply(table, difference)
 
-    def _carried(self, table: Table, page: Sequence[Row]) -> list[Row]:
-        """The rows of the source that the target is to have."""
+    def _migrated(self, table: Table, page: Sequence[Row]) -> list[Row]:
+        """Return the rows of a source page that the target should have."""
         if table is SHARES:
             return [fit for row in page if (fit := self._share(LiveShare(*row))) is not None]
         return [row for row in page if self._is_known(table, row) and is_right(table, row, self._row_key)]
 
-    def _share(self, one: LiveShare) -> LiveShare | None:
-        aside = self._aside.get(one.id)
-        fit = None if aside is not None else fit_to_carry(one, self._row_key)
+    def _share(self, live: LiveShare) -> LiveShare | None:
+        aside = self._aside.get(live.id)
+        fit = None if aside is not None else fit_to_carry(live, self._row_key)
         if fit is None:
-            self._passed.damaged.append(one.share.damaged() if aside is None else aside)
+            self._stats.damaged.append(live.share.damaged() if aside is None else aside)
             return None
-        # a round that came meanwhile is the next pass's
+        # A round that was added during this pass is left to the next one.
         return fit if self._rounds.get(fit.round_no) == fit.share.round_id else None
 
     def _is_known(self, table: Table, row: Row) -> bool:

@@ -1,7 +1,7 @@
-"""What a move carries, table by table, and how a page of the source is compared with the target's. Pure.
+"""The migrated tables, and the comparison of source and target pages. No I/O.
 
-Every row begins with its key. Keys are ordered as both databases order them: numbers, bytes, never texts (tables with a
-text in their key are small, and compared as a whole).
+Every row begins with its key. Paged tables have keys of numbers and bytes only, which both databases order equally.
+Tables with text keys are small and compared as a whole.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Row = tuple[Any, ...]
 Key = tuple[Any, ...]
 
 UNFINISHED: Final = "copy.unfinished"
-"""The fact of a database that a move into it was begun and has not ended."""
+"""Fact: a migration into this database is unfinished."""
 MOVED: Final = "copy.moved"
-"""The fact of a database whose queue is another's now."""
+"""Fact: the queue of this database was moved to another one."""
 RUN: Final = "file.run"
-"""The fact of a file that identifies the run that has it open, or crashed with it (see `file_location`)."""
+"""Fact: identifies the run that has the file open, or that crashed with it (see `file_location`)."""
 ROW_KEY: Final = "key.rows"
 OWN_FACTS: Final = frozenset({UNFINISHED, MOVED, RUN, "seal.check"})
-"""Facts of one database alone, which no move carries."""
+"""Facts that belong to one database and are not migrated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that is carried.
+    """A migrated table.
 
     Attributes:
-        name: its name.
-        width: how many columns make its key.
-        start: a key before all others; none where the table is read as a whole.
-        rows: how many rows are read at once.
-        of_round: the column that is the number of the row's round, None where it is of none.
+        name: name of the table.
+        width: number of key columns.
+        start: a key before all others; None if the table is read as a whole.
+        rows: rows per page.
+        of_round: index of the round number column, None if the table has none.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Table:
     of_round: int | None = None
 
     def key(self, row: Row) -> Key:
-        """The key of a row."""
+        """Return the key of a row."""
         return row[: self.width]
 
 
@@ -68,18 +68,18 @@ TABLES: Final = (
     Table("actions", 1, (-1,), 1000),
     Table("failed_before", 3, None, 0),
 )
-"""In the order in which rows can be written: what others refer to comes first."""
+"""In the order in which rows can be inserted: referenced tables first."""
 
 
 class LiveShare(NamedTuple):
-    """A live share with all that is its own, as one row.
+    """A live share with its message and history.
 
     Attributes:
-        id: its number.
-        round_no: its round's.
+        id: number of the share.
+        round_no: number of its round.
         share: its row.
-        reveal: its message, if one is kept.
-        history: the lines of its history without its number: n, at_ms, stage, note, counted.
+        reveal: its prepared message, if it has one.
+        history: its history entries without the share number: n, at_ms, stage, note, counted.
     """
 
     id: int
@@ -90,25 +90,26 @@ class LiveShare(NamedTuple):
 
 
 def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence[Row]) -> list[LiveShare]:
-    """Rows of three tables as one row a share."""
-    kept = {row[0]: RevealRow(*row) for row in reveals}
-    lines: dict[int, list[Row]] = {}
+    """Combine rows of three tables to one `LiveShare` per share."""
+    reveal_of = {row[0]: RevealRow(*row) for row in reveals}
+    history_of: dict[int, list[Row]] = {}
     for row in history:
-        lines.setdefault(row[0], []).append(tuple(row[1:]))
-    found = []
+        history_of.setdefault(row[0], []).append(tuple(row[1:]))
+    result = []
     for columns in shares:
         row = ShareRow(*columns)
-        found.append(LiveShare(row.id, row.round_no, row, kept.get(row.id), tuple(lines.get(row.id, ()))))
-    return found
+        entries = tuple(history_of.get(row.id, ()))
+        result.append(LiveShare(row.id, row.round_no, row, reveal_of.get(row.id), entries))
+    return result
 
 
-def fit_to_carry(one: LiveShare, row_key: bytes) -> LiveShare | None:
-    """A share as any store can keep it, None when it is damaged: it stays behind, as no store would work on it.
+def fit_to_carry(live: LiveShare, row_key: bytes) -> LiveShare | None:
+    """Return a share in a form that both databases accept, or None if it is damaged and must not be migrated.
 
-    A message that may have been sent and is damaged makes the share one that is set aside; of a failed share it is of
-    no more use. Texts lose what only SQLite keeps.
+    A damaged message counts as damage only if it may have been sent; otherwise the message is dropped. Texts lose
+    characters that only SQLite accepts.
     """
-    share, reveal = one.share, one.reveal
+    share, reveal = live.share, live.reveal
     if not share.is_sound(row_key):
         return None
     if reveal is not None and not reveal.is_sound(row_key):
@@ -116,43 +117,43 @@ def fit_to_carry(one: LiveShare, row_key: bytes) -> LiveShare | None:
     if reveal is None and share.state == ShareState.BROADCAST:
         return None
     return LiveShare(
-        one.id,
-        one.round_no,
+        live.id,
+        live.round_no,
         ShareRow(*_plain(tuple(share), row_key)),
         None if reveal is None else RevealRow(*_plain(tuple(reveal), row_key)),
-        tuple(plain(line) for line in one.history),
+        tuple(plain(entry) for entry in live.history),
     )
 
 
 def plain(row: Row) -> Row:
-    """A row whose texts have no character that a database refuses."""
+    """Return a row whose texts have no character that PostgreSQL rejects."""
     return tuple(text_of(value) if isinstance(value, str) else value for value in row)
 
 
 def text_of(text: str) -> str:
-    """A text without NUL."""
+    """Return a text with NUL characters replaced."""
     return text.replace("\0", "\ufffd")
 
 
 def _plain(row: tuple[Column, ...], row_key: bytes) -> Row:
-    made = plain(row)
-    return row if made == row else (*made[:-1], row_check(row_key, made[:-1]))
+    cleaned = plain(row)
+    return row if cleaned == row else (*cleaned[:-1], row_check(row_key, cleaned[:-1]))
 
 
 def is_right(table: Table, row: Row, row_key: bytes) -> bool:
-    """Whether a row that carries a check of its own is as it was written."""
+    """Whether a row is undamaged, if its table has a row check that is verified here."""
     return table.name not in {"round_keys", "rounds"} or is_sound(row_key, row)
 
 
-# ---------------------------------------------------------------------- comparing
+# ---------------------------------------------------------------------- comparison
 
 
 class Difference(NamedTuple):
-    """What makes a part of the target the source's.
+    """Differences between two parts of a table.
 
     Attributes:
         missing: rows that only the source has.
-        changed: rows of the source that the target has otherwise.
+        changed: rows of the source that differ in the target.
         gone: rows that only the target has.
     """
 
@@ -162,57 +163,57 @@ class Difference(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows differ."""
+        """Number of differing rows."""
         return len(self.missing) + len(self.changed) + len(self.gone)
 
 
 def compare(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Difference:
-    """What differs between two parts of a table that span the same keys."""
-    there = {table.key(row): row for row in target}
+    """Compare two parts of a table that cover the same key range."""
+    remaining = {table.key(row): row for row in target}
     missing, changed = [], []
     for row in source:
-        other = there.pop(table.key(row), None)
+        other = remaining.pop(table.key(row), None)
         if other is None:
             missing.append(row)
         elif other != row:
             changed.append(row)
-    return Difference(missing, changed, list(there.values()))
+    return Difference(missing, changed, list(remaining.values()))
 
 
 def in_order(table: Table, after: Key, page: Sequence[Row]) -> bool:
-    """Whether the keys of a page go up, all of them beyond one."""
+    """Whether the keys of a page are strictly ascending and greater than `after`."""
     try:
-        return all(one < next_one for one, next_one in pairwise([after, *map(table.key, page)]))
-    except TypeError:  # a column holds what no key is
+        return all(key < next_key for key, next_key in pairwise([after, *map(table.key, page)]))
+    except TypeError:  # a damaged key column has another type
         return False
 
 
 def last_common(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Key | None:
-    """Up to which key two pages that begin at the same key are both complete; None: to the end of the table.
+    """Return the last key up to which two pages with the same start are both complete; None for the end of the table.
 
-    A page that is not full is complete to the end.
+    A page that is not full is complete to the end of the table.
     """
     ends = [table.key(page[-1]) for page in (source, target) if table.start is not None and len(page) >= table.rows]
     return min(ends, default=None)
 
 
 def up_to(table: Table, page: Sequence[Row], last: Key | None) -> Sequence[Row]:
-    """The rows of a page up to a key."""
+    """Return the rows of a page up to a key."""
     return page if last is None else [row for row in page if table.key(row) <= last]
 
 
-# ---------------------------------------------------------------------- counting
+# ---------------------------------------------------------------------- counts
 
 
 def counted(table: Table, rows: Sequence[Row]) -> Mapping[tuple[int, int], int]:
-    """How many shares a page holds, by round number and state."""
-    found: dict[tuple[int, int], int] = {}
+    """Count the shares of a page by round number and state."""
+    counts: dict[tuple[int, int], int] = {}
     for row in rows:
         if table is SHARES:
-            place = (row[1], row[2].state)
+            key = (row[1], row[2].state)
         elif table is TOMBSTONES:
-            place = (row[0], ShareState.SUBMITTED.value)
+            key = (row[0], ShareState.SUBMITTED.value)
         else:
             continue
-        found[place] = found.get(place, 0) + 1
-    return found
+        counts[key] = counts.get(key, 0) + 1
+    return counts

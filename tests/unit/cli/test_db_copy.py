@@ -267,7 +267,7 @@ def test_a_queue_of_another_is_not_overwritten(here: Setting, capsys: pytest.Cap
     here.file.unlink()
     here.with_store(some)
     assert run("db", "copy", "--to", here.address, "--yes") == 1
-    assert "has a queue of its own already" in capsys.readouterr().err
+    assert "already has another queue" in capsys.readouterr().err
     assert run("db", "copy", "--to", here.address, "--dry-run") == 1
     here.with_store(some)
     assert anyio.run(counts_of, here.file)

@@ -298,7 +298,7 @@ async def test_a_move_of_rows_out_of_their_order_is_refused(store: SqliteStore, 
     add_entries(path)
 
     side.look()
-    with pytest.raises(StoreCorrupt, match=r"queue\.db is damaged: rows of shares are out of their order"):
+    with pytest.raises(StoreCorrupt, match=r"queue\.db is damaged: rows of shares are out of order"):
         side.page(SHARES, SHARES.start or ())
     side.close()
 

@@ -431,12 +431,12 @@ async def test_a_copy_that_was_changed_is_found_nothing_is_moved_and_the_next_ru
             assert end._open.execute(TAMPERED.get(what) or BYTES[type(end)]).rowcount > 0, what
 
         monkeypatch.setattr(ends[1], "end_copy", tampered)
-        with pytest.raises(StoreCopyDiffers, match="is not what"):
+        with pytest.raises(StoreCopyDiffers, match="differs from"):
             one.finish()
         for end in ends:
             end.close()
 
-    with pytest.raises(StoreMoved, match="not finished"):
+    with pytest.raises(StoreMoved, match="unfinished copy"):
         await opening(target)
     await (await opening(source)).close()
     assert move(source, target).finished
@@ -472,7 +472,7 @@ async def test_only_an_empty_database_or_one_of_the_same_queue_is_written_to(
         await fill(one)
         await one.close()
     before = everything(target)
-    with pytest.raises(StoreForeign, match="a queue of its own"):
+    with pytest.raises(StoreForeign, match="already has another queue"):
         move(source, target)
     assert everything(target) == before
     with pytest.raises(StoreForeign, match="onto itself"):
@@ -507,7 +507,7 @@ async def test_two_moves_at_once_do_not_both_take_the_queue(
     for end in sides:
         end.close()
     await opening(third)
-    with pytest.raises(StoreMoved, match="not finished"):
+    with pytest.raises(StoreMoved, match="unfinished copy"):
         await opening(target)
 
 
