@@ -1,7 +1,7 @@
-"""Backups: a snapshot in one encrypted file, and such a file back in the database's place.
+"""Encrypted backup files, and restoring a database from one.
 
-The format is age's (https://age-encryption.org/v1), so that any `age` opens it: to a passphrase, or to recipients
-whose identities are kept elsewhere. Nothing is ever written in the plain but the restored database itself.
+The format is age (https://age-encryption.org/v1), with a passphrase or with recipients, so that any age implementation
+can decrypt a backup. Only the restored database itself is ever written unencrypted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from helper.runtime.privileges import acting_as_owner
 from helper.store.sqlite.file_lock import FileLock
 
 MIN_PASSPHRASE: Final = 12
-"""Characters of a passphrase that a backup is made with."""
+"""Minimum length of a passphrase for a new backup."""
 _AGE: Final = b"age-encryption.org/v1\n"
 _WITH_PASSPHRASE: Final = _AGE + b"-> scrypt "
 _SCRYPT_STANZA: Final = re.compile(re.escape(_WITH_PASSPHRASE) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
@@ -34,16 +34,16 @@ _SIDE_FILES: Final = ("-wal", "-shm")
 
 
 def seal(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> bytes:
-    """Encrypt an image to a passphrase, or else to recipients (`age1…`).
+    """Encrypt a database image with a passphrase, or to recipients (`age1…`) if it is empty.
 
     Raises:
-        BackupError: the passphrase is too short, or a recipient is none.
+        BackupError: the passphrase is too short, or a recipient is invalid.
     """
     if passphrase:
         if len(passphrase) < MIN_PASSPHRASE:
             raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE} characters")
         sealed: bytes = pyrage.passphrase.encrypt(image, passphrase)
-        _check_work_factor(sealed)  # a file that this version could not open again is not a backup
+        _check_work_factor(sealed)  # this version must be able to decrypt the file
         return sealed
     try:
         keys = [pyrage.x25519.Recipient.from_str(recipient) for recipient in recipients]
@@ -54,12 +54,12 @@ def seal(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) 
 
 
 def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = ()) -> bytes:
-    """Decrypt a backup with its passphrase, or with one of the identities (`AGE-SECRET-KEY-1…`).
+    """Decrypt a backup with its passphrase or one of the identities (`AGE-SECRET-KEY-1…`).
 
     Raises:
         BackupError: the file is not a backup, its scrypt work factor is above `MAX_WORK_FACTOR`, or an identity
             cannot be parsed.
-        BackupKeyError: these do not open it, or it was changed.
+        BackupKeyError: the passphrase or the identities do not match, or the file is damaged.
     """
     refuse_other(sealed, "this file")
     try:
@@ -67,16 +67,16 @@ def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = (
             _check_work_factor(sealed)
             image: bytes = pyrage.passphrase.decrypt(sealed, passphrase)
         else:
-            image = pyrage.decrypt(sealed, [pyrage.x25519.Identity.from_str(one) for one in identities])
+            image = pyrage.decrypt(sealed, [pyrage.x25519.Identity.from_str(identity) for identity in identities])
     except pyrage.IdentityError as error:
-        raise BackupError(f"an identity can not be read: {error}") from None
+        raise BackupError(f"invalid identity: {error}") from None
     except pyrage.DecryptError as error:
         raise BackupKeyError(f"the file could not be decrypted: {error}") from None
     return image
 
 
 def needs_passphrase(sealed: bytes) -> bool:
-    """Whether a backup was made with a passphrase; else it was made to recipients."""
+    """Whether a backup is encrypted with a passphrase, rather than to recipients."""
     return sealed.startswith(_WITH_PASSPHRASE)
 
 
@@ -99,81 +99,81 @@ def _check_work_factor(sealed: bytes) -> None:
 
 
 def refuse_other(head: bytes, name: str) -> None:
-    """Raise BackupError when the first bytes of a file are not a backup's."""
+    """Raise BackupError if the first bytes of a file are not those of a backup."""
     if not head.startswith(_AGE):
-        raise BackupError(f"{name} is no backup or export of this helper: it is not encrypted as those are")
+        raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 
 
 def write_backup(path: Path, sealed: bytes) -> None:
-    """Write a sealed backup, 0600 and fsync'd, in one step; an older backup of this name is replaced.
+    """Write an encrypted backup atomically, with mode 0600 and fsync. Replaces an older backup of this name.
 
-    Root writes it with the rights of the directory's owner, whose the file then is.
+    Root writes it as the owner of the directory, so that the file belongs to that user.
 
     Raises:
-        BackupError: there is something else of this name, or it could not be written.
+        BackupError: the name belongs to a file that is not a backup, or the file could not be written.
     """
     try:
         with acting_as_owner(path) as real:
             if real.exists():
                 with real.open("rb") as file:
                     refuse_other(file.read(len(_AGE)), str(path))
-            written = _write_beside(real, sealed)
+            written = _write_temporary(real, sealed)
             try:
                 _put(written, real)
             finally:
                 written.unlink(missing_ok=True)
     except OSError as error:
-        raise BackupError(f"{path} can not be written: {error.strerror or error}") from error
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
 def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
-    """Write a sealed file of a new name, 0600 and fsync'd; the body runs once it is on disk, before it has its name.
+    """Write an encrypted file, with mode 0600 and fsync, and rename it to `path` after the body has run.
 
-    Root writes it with the rights of the directory's owner, whose the file then is.
+    Root writes it as the owner of the directory, so that the file belongs to that user.
 
     Args:
-        path: its name; nothing may have it yet.
-        sealed: its bytes.
+        path: final path; it must not exist.
+        sealed: content of the file.
 
     Yields:
-        What the file is called until it gets its name; it stays so where something fails inside.
+        The temporary path. The file remains there if the body raises.
 
     Raises:
-        BackupError: there is something of this name, or it could not be written.
+        BackupError: the path exists, or the file could not be written.
     """
     if path.exists():
-        raise BackupError(f"there is something of this name already: {path}", advice="Give another name.")
+        raise BackupError(f"the file exists already: {path}", advice="Choose another name.")
     try:
         with acting_as_owner(path) as real:
-            written = _write_beside(real, sealed)
+            written = _write_temporary(real, sealed)
     except OSError as error:
-        raise BackupError(f"{path} can not be written: {error.strerror or error}") from error
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
     yield written
     try:
         with acting_as_owner(path):
             _put(written, real)
     except OSError as error:
-        raise BackupError(f"{path} can not be written: {error.strerror or error}; it is kept as {written}") from error
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}; the data is in {written}") from error
 
 
 def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
-    """Put an image, decrypted and checked, in the database's place; no daemon may run on it.
+    """Replace the database by a decrypted and checked image. No daemon may use it.
 
-    While files change places the lock's file says so, and no daemon starts if that is interrupted. The next start
-    looks the whole file through. Root does it with the rights of the directory's owner, whose the files then are.
+    The lock file records that files are being replaced, and no daemon starts after an interruption. The next start
+    checks the whole file. Root works as the owner of the directory, so that the files belong to that user.
 
     Args:
-        image: the bytes of a database file.
-        database: where it belongs.
-        set_aside: keep a database that is there already under another name; without it, that is an error.
+        image: bytes of a database file.
+        database: path of the database.
+        set_aside: rename an existing database; otherwise an existing one is an error.
 
     Returns:
-        The new name of the database that was there, None when there was none.
+        The new path of the existing database, None if there was none.
 
     Raises:
         StoreLocked: a daemon has the database open.
-        BackupError: there is a database already, or it could not be written.
+        BackupError: a database exists already, or the files could not be written.
     """
     try:
         with acting_as_owner(database) as real:
@@ -185,23 +185,23 @@ def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
                 lock.release(clean=False)
     except OSError as error:
         raise BackupError(
-            f"{database} can not be written: {error.strerror or error}",
-            advice="Mend what is named and run the command again, with --force.",
+            f"{database} cannot be written: {error.strerror or error}",
+            advice="Fix the problem and run the command again with --force.",
         ) from error
 
 
 def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: bool) -> Path | None:
-    # A WAL that was left alone would be taken for the restored file's own; an empty one is what readers leave.
-    there = [path for path in (database, Path(f"{database}-wal")) if path.exists() and path.stat().st_size > 0]
-    if there and not set_aside:
+    # A remaining WAL would be applied to the restored file. An empty one is left behind by readers.
+    existing = [path for path in (database, Path(f"{database}-wal")) if path.exists() and path.stat().st_size > 0]
+    if existing and not set_aside:
         raise BackupError(
-            f"there is a database already: {there[0]}",
-            advice="With --force it is kept under another name, and the backup takes its place.",
+            f"a database exists already: {existing[0]}",
+            advice="With --force it is renamed, and the backup takes its place.",
         )
-    written = _write_beside(database, image)
+    written = _write_temporary(database, image)
     try:
         lock.say_restoring()
-        aside = _set_aside(database) if there else None
+        aside = _set_aside(database) if existing else None
         for suffix in _SIDE_FILES:
             Path(f"{database}{suffix}").unlink(missing_ok=True)
         _put(written, database)
@@ -212,7 +212,7 @@ def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: 
 
 
 def _set_aside(database: Path) -> Path:
-    """Rename a database with its side files, those of them that are there."""
+    """Rename a database with its existing side files."""
     number = 1
     while any(Path(f"{database}.before-restore-{number}{suffix}").exists() for suffix in ("", *_SIDE_FILES)):
         number += 1
@@ -223,8 +223,8 @@ def _set_aside(database: Path) -> Path:
     return aside
 
 
-def _write_beside(path: Path, data: bytes) -> Path:
-    """Write a file next to its later place, with mode 0600, and fsync it."""
+def _write_temporary(path: Path, data: bytes) -> Path:
+    """Write a temporary file next to its final path, with mode 0600, and fsync it."""
     written = path.with_name(f".{path.name}.{os.getpid()}.partial")
     fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -239,10 +239,10 @@ def _write_beside(path: Path, data: bytes) -> Path:
 
 
 def _put(written: Path, path: Path) -> None:
-    """Give a finished file its name, for good."""
+    """Rename a complete file to its final path and fsync the directory."""
     written.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(directory)
     finally:
-        os.close(folder)
+        os.close(directory)

@@ -162,7 +162,7 @@ def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.Capt
         (("export", "--output", "x.age", "--stage", "tree"), 5, "no such share"),
         (("export", "x?", "--output", "x.age"), 2, "share's name"),
         (("import", "none.age", "--yes"), 5, "none.age"),
-        (("import", str(DATABASE), "--yes"), 1, "no backup or export"),
+        (("import", str(DATABASE), "--yes"), 1, "not a backup or export"),
     ],
 )
 def test_what_is_not_done_says_why_and_changes_nothing(
@@ -254,7 +254,7 @@ def test_a_copy_goes_there_and_both_keep_it(source: str, there: str, capsys: pyt
     assert answer["bytes"] == Path("x.age").stat().st_size
     assert stat.S_IMODE(Path("x.age").stat().st_mode) == 0o600
     assert run("queue", "export", "--output", "x.age") == 1
-    assert "this name already" in capsys.readouterr().err
+    assert "the file exists already" in capsys.readouterr().err
 
     for number, code in ((4, 0), (0, 3)):
         # with a socket of its own, where nobody listens
