@@ -1,4 +1,4 @@
--- What only a move between stores runs, by name. Both databases understand it, but for the last part of each.
+-- Statements that only a migration runs. Except for the end of the file, they are valid on both databases.
 
 -- ---------------------------------------------------------------- pages, by key
 
@@ -54,7 +54,7 @@ DELETE FROM meta WHERE key = ?;
 -- name: write_meta
 INSERT INTO meta (key, value, row_check) VALUES (?, ?, ?);
 
--- A round's number may be another round's by now: all that is kept under it goes with it.
+-- The same number may belong to another round in the target: delete all its data with it.
 
 -- name: share_ids_of_round
 SELECT id FROM shares WHERE round_no = ?;
@@ -139,7 +139,7 @@ DELETE FROM failed_before WHERE day = ? AND stage = ? AND reason = ?;
 -- name: write_failed_before
 INSERT INTO failed_before (day, stage, reason, n) VALUES (?, ?, ?, ?);
 
--- ---------------------------------------------------------------- the end
+-- ---------------------------------------------------------------- completion
 
 -- name: drop_counters
 DELETE FROM counters;
@@ -160,7 +160,7 @@ INSERT INTO counters (round_no, state, part, n)
 SELECT round_no, state, 0, count(*) FROM shares GROUP BY round_no, state
 UNION ALL SELECT round_no, 2, 0, count(*) FROM tombstones GROUP BY round_no;
 
--- No number that is used is given out again.
+-- Sequences continue after the highest number in use.
 
 -- name: go_on_with_ids
 SELECT setval('share_id', greatest((SELECT max(id) FROM shares), (SELECT last_value FROM share_id)));
@@ -168,7 +168,7 @@ SELECT setval('share_id', greatest((SELECT max(id) FROM shares), (SELECT last_va
 -- name: go_on_with_rounds
 SELECT setval('round_no', greatest((SELECT max(no) FROM round_keys), (SELECT last_value FROM round_no)));
 
--- Nobody works on anything here yet: what was in hand where it came from is taken back as after a crash.
+-- Claims are not migrated: shares claimed in the source are recovered as after a crash.
 
 -- name: drop_claims
 DELETE FROM claims;
@@ -176,7 +176,7 @@ DELETE FROM claims;
 -- name: drop_sender
 UPDATE sender SET host = '', until = '-infinity';
 
--- Who works on a database holds this lock together with others; a move has it alone.
+-- Hosts hold this lock shared; a migration takes it exclusively.
 
 -- name: hold
 SELECT pg_try_advisory_lock(hashtext(?), 3);

@@ -1,7 +1,7 @@
--- Every statement of the PostgreSQL store, by the names of `../queries.sql` where the operations are the same. Times and
--- limits are parameters, but for leases: those are the database's own time.
+-- All statements of the PostgreSQL store. Statements that SQLite has too have the same names as in `../queries.sql`.
+-- Times and limits are parameters, except for leases, which use the database's clock.
 
--- ---------------------------------------------------------------- several hosts
+-- ---------------------------------------------------------------- coordination of hosts
 
 -- name: beside
 SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
@@ -9,7 +9,7 @@ SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
 -- name: alone
 SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
 
--- The sessions that hold a host's name (lock 3), and do not show a key.
+-- Sessions of hosts (they hold lock 3) that do not have a key.
 
 -- name: hosts_without_key
 WITH here AS (
@@ -50,7 +50,7 @@ ORDER BY s.id LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED;
 UPDATE claims SET until = clock_timestamp() + make_interval(secs => %(lease)s)
 WHERE host = %(host)s AND fence = ANY (%(fences)s);
 
--- A host's own name there is that of its last life: the name is locked by whoever lives.
+-- This host's own name in the row is from before its restart, because a running process locks its name.
 
 -- name: take_sender
 UPDATE sender SET
@@ -66,7 +66,7 @@ UPDATE sender SET until = clock_timestamp() + make_interval(secs => %(lease)s) W
 -- name: leave_sender
 UPDATE sender SET host = '', until = '-infinity' WHERE fence = %s;
 
--- The lock holds up who would take it over until what was asked for is committed.
+-- The row lock keeps other hosts from acquiring the lease before this transaction commits.
 
 -- name: sends
 SELECT 1 FROM sender WHERE fence = %s AND until > clock_timestamp() FOR SHARE;
@@ -134,9 +134,9 @@ GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
 SELECT c.state, sum(c.n)::bigint FROM counters c JOIN round_keys k ON k.no = c.round_no
 WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
 
--- ---------------------------------------------------------------- shares: taking in
+-- ---------------------------------------------------------------- shares: enqueue
 
--- For a nullifier there are as many tags as there are keys, one behind the other.
+-- A nullifier has one tag per key; the tags of a nullifier are adjacent.
 
 -- name: are_taken
 SELECT a.place - 1
@@ -173,7 +173,7 @@ SELECT * FROM unnest(
   %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[]
 );
 
--- ---------------------------------------------------------------- shares: working
+-- ---------------------------------------------------------------- shares: processing
 
 -- name: share_by_id
 SELECT k.round_id, s.* FROM shares s JOIN round_keys k ON k.no = s.round_no WHERE s.id = %s FOR UPDATE OF s;
@@ -189,7 +189,7 @@ WHERE round_no = %(round_no)s AND state = 0
   AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY due_ms, rank LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 
--- A share in another host's hands may come back when its lease is over.
+-- A share that another host has claimed becomes due again when its claim expires.
 
 -- name: next_due
 SELECT least(
@@ -282,7 +282,7 @@ FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.sh
 WHERE s.state = 4 AND s.state <> 0 AND s.id > %(after)s AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT %(limit)s;
 
--- Over the index `reveals_follow_up`.
+-- Uses the index `reveals_follow_up`.
 
 -- name: follow_ups
 SELECT r.share_id, r.at_height, s.due_ms, s.rank FROM (
@@ -304,7 +304,7 @@ SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = 
 FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
 WHERE s.id = %s AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
 
--- ---------------------------------------------------------------- the chain's word
+-- ---------------------------------------------------------------- chain facts
 
 -- name: add_spent
 INSERT INTO spent (round_no, nullifier) SELECT * FROM unnest(%s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING;
@@ -353,7 +353,7 @@ DELETE FROM tree_leaves WHERE round_no = %s;
 -- name: drop_subtrees
 DELETE FROM tree_subtrees WHERE round_no = %s;
 
--- ---------------------------------------------------------------- the purge
+-- ---------------------------------------------------------------- purge
 
 -- name: purge_tombstones
 DELETE FROM tombstones WHERE round_no = %(round_no)s AND mac IN (
@@ -374,7 +374,7 @@ DELETE FROM round_keys WHERE no = %s;
 
 -- ---------------------------------------------------------------- operators
 
--- The sealed witness stands where SQLite has `submit_at`: the reader puts it there.
+-- The encrypted witness is in the column where SQLite has `submit_at`; the reader decrypts it and inserts the time.
 
 -- name: list_waiting
 SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
@@ -425,7 +425,7 @@ SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.i
 FROM shares s WHERE s.state <> 0 AND s.state = 3
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
 
--- ---------------------------------------------------------------- operators' acts
+-- ---------------------------------------------------------------- operator actions
 
 -- name: begin_action
 INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted)
