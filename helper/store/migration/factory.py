@@ -21,29 +21,29 @@ _MAX_NAME: Final = 60
 _SCHEMES: Final = ("postgresql://", "postgres://")
 
 
-def create_endpoint(word: str, config: Config, clock: Clock) -> MigrationEndpoint:
+def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEndpoint:
     """Create an endpoint without opening it.
 
     Args:
-        word: `sqlite`, `postgresql`, a database address or a file path.
+        location: `sqlite`, `postgresql`, a database address or a file path.
         config: gives the configured databases and the key file.
         clock: for erasing deleted rows of a file.
 
     Raises:
-        ValueError: `word` is none of these.
+        ValueError: `location` is none of these.
         StoreError: the address or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
-    if word == FILE:
+    if location == FILE:
         return SqliteEndpoint(config.db_path, clock)
-    if word == SHARED:
+    if location == SHARED:
         if not config.store.url:
             raise ValueError("[store] url is empty: give the database address instead, postgresql://…")
         return _postgres_endpoint(config, config.store.url)
-    if word.startswith(_SCHEMES):
-        return _postgres_endpoint(config, word)
-    if "://" in word or not word:
+    if location.startswith(_SCHEMES):
+        return _postgres_endpoint(config, location)
+    if "://" in location or not location:
         raise ValueError("neither postgresql://… nor a file")
-    return SqliteEndpoint(Path(word), clock)
+    return SqliteEndpoint(Path(location), clock)
 
 
 def create_endpoints(
@@ -68,14 +68,14 @@ def create_endpoints(
     return source, target
 
 
-def create_source_endpoint(word: str | None, config: Config, clock: Clock) -> MigrationEndpoint:
+def create_source_endpoint(location: str | None, config: Config, clock: Clock) -> MigrationEndpoint:
     """Create the endpoint of an existing queue: the given one, or the configured database.
 
     Raises:
         ValueError: see `create_endpoint`.
         StoreError: see `create_endpoint`.
     """
-    return create_endpoint(word or (SHARED if config.store.url else FILE), config, clock)
+    return create_endpoint(location or (SHARED if config.store.url else FILE), config, clock)
 
 
 def _postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:

@@ -200,7 +200,7 @@ class Migration:
 
     def _pass(self, *, write: bool) -> PassStats:
         began = self._clock.monotonic()
-        stats = run_pass(self._source, self._target, write=write, tell=self._progress(began))
+        stats = run_pass(self._source, self._target, write=write, report=self._progress(began))
         result, changed = self._result, sum(stats.differing.values())
         result.damaged = stats.damaged
         result.live, result.confirmed = stats.read[SHARES.name], stats.read[TOMBSTONES.name]

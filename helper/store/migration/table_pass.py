@@ -43,7 +43,7 @@ class PassStats:
 
 
 def run_pass(
-    source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, tell: Callable[[str, int], None]
+    source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, report: Callable[[str, int], None]
 ) -> PassStats:
     """Compare all tables once.
 
@@ -51,22 +51,22 @@ def run_pass(
         source: may change meanwhile; the next pass finds what this one missed.
         target: must be locked.
         write: apply the differences to the target; otherwise only count them.
-        tell: called after each page with the table name and the number of rows read from it so far.
+        report: called after each page with the table name and the number of rows read from it so far.
 
     Raises:
         StoreError: a database could not be read or written. Rows written before remain for the next pass.
     """
-    return _Pass(source, target, write=write, tell=tell).run()
+    return _Pass(source, target, write=write, report=report).run()
 
 
 class _Pass:
     def __init__(
-        self, source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, tell: Callable[[str, int], None]
+        self, source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, report: Callable[[str, int], None]
     ) -> None:
         self._source = source
         self._target = target
         self._write = write
-        self._tell = tell
+        self._report = report
         self._row_key = source.row_key()
         self._aside = source.aside()
         self._rounds: dict[int, bytes] = {}
@@ -83,7 +83,7 @@ class _Pass:
             ours, theirs = self._source.page(table, after), self._target.page(table, after)
             after = last_common(table, ours, theirs)
             self._compare(table, self._migrated(table, up_to(table, ours, after)), up_to(table, theirs, after))
-            self._tell(table.name, self._stats.read[table.name])
+            self._report(table.name, self._stats.read[table.name])
 
     def _compare(self, table: Table, source: Sequence[Row], target: Sequence[Row]) -> None:
         if table is ROUND_KEYS:
