@@ -1,4 +1,4 @@
-"""What a failure of the share itself costs: one of its attempts, and a wait that doubles."""
+"""Attempt budget: each failure of a share spends one attempt and doubles the retry delay."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from helper.core.schedule import retry_delay
 from helper.observability.stats import Stats
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.attempts")
+log = structlog.get_logger("helper.reveal")
 
 
 class AttemptBudget:
-    """Spends attempts: the wait is on disk before it is waited for, the last failure is final and reported.
+    """Spends attempts and schedules retries. The last failure is final and is logged.
+
+    The delay is stored before it begins, so a restart does not shorten it.
 
     Args:
-        endpoints: for the time from which waits are reckoned.
-        maximum: the failure with this number is final.
+        endpoints: the node pool; its time is the start of each delay.
+        maximum: number of attempts; a share fails for good when all are spent.
     """
 
     def __init__(self, *, store: Store, endpoints: NodePool, stats: Stats, maximum: int = 5) -> None:
@@ -27,10 +29,11 @@ class AttemptBudget:
         self._maximum = maximum
 
     async def spend(self, share_id: int, spent: int, stage: str, reason: str, *, not_before_ms: int) -> None:
-        """Count one failure against a share that has `spent` attempts behind it.
+        """Spend one attempt of a share and schedule its retry, or fail it if none is left.
 
         Args:
-            not_before_ms: unix milliseconds at which it was due; it is tried again no earlier, also by a clock that
+            spent: attempts spent before this one.
+            not_before_ms: the share's due time in unix milliseconds. The retry is never earlier, even if the clock
                 was set back since.
         """
         number = spent + 1
@@ -41,15 +44,15 @@ class AttemptBudget:
         due_ms = self.due_ms(number, not_before_ms)
         if await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason):
             self._stats.count(f"retry_{stage}")
-            log.warning("a reveal failed and is tried again", stage=stage, reason=reason, attempt=number)
+            log.warning("reveal_retried", stage=stage, reason=reason, attempt=number)
 
     def due_ms(self, number: int, not_before_ms: int) -> int:
-        """When a share is tried again after its failure with this number, from 1 on. Unix milliseconds."""
+        """Time of the retry after the `number`-th failure (from 1), in unix milliseconds."""
         return max(int((self._endpoints.wall() + retry_delay(number)) * 1000), not_before_ms)
 
     async def fail(self, share_id: int, stage: str, reason: str, *, spend_attempt: bool = False) -> None:
-        """Give a share up: it is reported and its witness kept until its round is purged."""
+        """Fail a share for good and log it. Its witness remains stored until its round is purged."""
         self._stats.failure(stage, reason)
         if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=spend_attempt):
             self._stats.count("failed")
-            log.error("a share has failed for good", stage=stage, reason=reason)
+            log.error("share_failed", stage=stage, reason=reason)

@@ -1,4 +1,4 @@
-"""From a message on disk to a counted reveal: send, read the answer, send again, until the listener has seen it."""
+"""Broadcasts prepared messages and resends them until the block follower has confirmed the share."""
 
 from __future__ import annotations
 
@@ -27,48 +27,49 @@ from helper.reveal.resend_policy import AT_NEXT_BLOCK, Next, next_step
 from helper.store.rows import SentReveal
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.broadcast")
+log = structlog.get_logger("helper.reveal")
 
 FOLLOWED_UP = 64
-"""Unconfirmed reveals that are seen to after one block, those first that have waited for it longest: more than are
-proven in that time, and few enough that a chain that takes reveals and counts none is not flooded with what it has.
+"""Unconfirmed reveals handled after each block, those that have waited longest first.
+
+More than can be proven in a block interval, and few enough not to flood a chain that accepts reveals but includes none.
 """
 IN_FLIGHT = 16
-"""Unconfirmed reveals that are sent again at once: one slow node must not hold up all the others."""
+"""Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT = 0
-"""The height at which there is something to do about messages that were never sent, and about no others."""
+"""The height for which `follow_ups` returns only messages that were never sent."""
 ENDED_KEPT = 100_000
-"""Shares of which it is remembered when they were last sent, and where to."""
+"""Shares whose last send (time and node) is remembered."""
 TRIAL_SECONDS = 10.0
-"""How long a reveal waits for the answer to another one that tries the same circuit; then it waits for a block."""
+"""How long a reveal waits for the result of another one that tries the same circuit; then it waits for a block."""
 AVOIDED_SECONDS = 30.0
-"""How long other endpoints are tried before one that left a reveal without a useful answer."""
+"""How long a node is tried last after a response that decided nothing."""
 
 DELAY_SECONDS = 60.0
-"""Seconds without an answer of a kind after which the next one from that endpoint is logged again."""
+"""A verdict from a node is logged again if it did not occur for this many seconds."""
 
 
 class Trees(Protocol):
-    """The verified trees, as `helper.chain.commitment_tree.CommitmentTreeSync` has them."""
+    """The verified commitment trees (`helper.chain.commitment_tree.CommitmentTreeSync`)."""
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
-        """The root that was verified at a height since the start."""
+        """Return the root that was verified at a height since the start."""
         ...
 
 
 class Verifier(Protocol):
-    """What checks proofs, as `helper.reveal.prover.ProverPool` does."""
+    """Checks proofs (`helper.reveal.prover.pool.ProverPool`)."""
 
     async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
-        """Whether the proof holds for these public inputs."""
+        """Return whether the proof is valid for these public inputs."""
         ...
 
 
 class Broadcaster:
-    """Brings prepared messages to the chain, at most once a share and block height.
+    """Sends prepared messages to the chain, at most once per share and block height.
 
     Args:
-        lease: the right to send, looked at before each send is noted and again before its first byte leaves.
+        lease: the right to send. Checked before each send is recorded, and again before the first byte leaves.
     """
 
     def __init__(
@@ -93,73 +94,82 @@ class Broadcaster:
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
-        self._sending: dict[int, int] = {}  # the fence under which its message was read, by share
-        self._avoided: dict[str, float] = {}  # until when, monotonic, by endpoint
-        self._refused_by: dict[int, tuple[bytes, dict[str, Verdict]]] = {}  # message, endpoints' names, by share
+        self._sending: dict[int, int] = {}  # by share: the fencing token under which its message was read
+        self._avoided: dict[str, float] = {}  # by node: until when, monotonic
+        self._refused_by: dict[
+            int, tuple[bytes, dict[str, Verdict]]
+        ] = {}  # by share: transaction hash, verdict by node
         self._trial = asyncio.Lock()  # held by the one reveal that tries a circuit
-        self._tried: dict[str, dict[str, int]] = {}  # by circuit: who refused its proofs, and the share it refused last
+        self._tried: dict[str, dict[str, int]] = {}  # by circuit: nodes that refused a proof, and the last such share
         self._began = clock.monotonic()
-        self._stuck: set[int] = set()  # shares whose last follow-up ended in an error of ours
-        self._ended: dict[int, float] = {}  # when the last send ended, monotonic, by share
-        self._had: dict[int, dict[str, float]] = {}  # when each endpoint was last sent it, monotonic, by share
-        self._first: dict[int, float] = {}  # when it was first sent since the start, monotonic, by share
-        self._delays = RecentKeys(DELAY_SECONDS)  # by endpoint and verdict
-        self._changed: list[Callable[[], None]] = []
+        self._stuck: set[int] = set()  # shares whose last follow-up raised an unexpected error
+        self._ended: dict[int, float] = {}  # by share: when the last send ended, monotonic
+        self._sent_to: dict[int, dict[str, float]] = {}  # by share: when each node was last sent it, monotonic
+        self._first_sent: dict[int, float] = {}  # by share: when it was first sent since the start, monotonic
+        self._delays = RecentKeys(DELAY_SECONDS)  # by node and verdict
+        self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
-        """Call back whenever a share went back to the queue, now or for later."""
-        self._changed.append(changed)
+        """Register a callback for each share that is requeued."""
+        self._subscribers.append(changed)
 
     def took_over(self) -> None:
-        """This host sends from now on: what another one sent a moment ago waits for a block, as after a start.
+        """Start to send on this host, after the lease was acquired.
 
-        When this one sent something in an earlier holding says nothing any more: another may have sent it since.
+        As after a start, messages that may have been sent wait for a block. Send times from an earlier term are
+        dropped, because another host may have sent those messages since.
         """
         self._began = self._clock.monotonic()
         self._ended.clear()
 
     def confirmed(self, share_id: int) -> None:
-        """This share was counted, by whoever's reveal."""
-        first = self._first.get(share_id)
+        """Drop the state of a confirmed share, whoever revealed it."""
+        first = self._first_sent.get(share_id)
         if first is not None:
             self._stats.confirmation.add(self._clock.monotonic() - first)
         self._refused_by.pop(share_id, None)
         self._stuck.discard(share_id)
         self._ended.pop(share_id, None)
-        self._had.pop(share_id, None)
-        self._first.pop(share_id, None)
+        self._sent_to.pop(share_id, None)
+        self._first_sent.pop(share_id, None)
 
     async def send(self, share_id: int) -> None:
-        """Send one share's prepared message now; nothing happens when it was counted meanwhile."""
-        await self._alone(share_id, self._send)
+        """Send the prepared message of a share, unless it was confirmed meanwhile."""
+        await self._run_exclusively(share_id, self._send)
 
     async def reconcile(self, height: int) -> None:
-        """See to unconfirmed reveals after the block at `height` was processed, to at most `FOLLOWED_UP`.
+        """Follow up at most `FOLLOWED_UP` unconfirmed reveals, after the block at `height` was processed.
 
-        An error in one share's way is logged and holds up no other. Raises StoreError when the shares cannot be read.
+        An error with one share is logged and does not affect the others.
+
+        Raises:
+            StoreError: the shares cannot be read.
         """
         if not self._lease.held:
             return
-        found = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + len(self._stuck))
-        # those last that an error of ours has stopped before: they must not take the places of all others
-        wanted = sorted(found, key=self._stuck.__contains__)[:FOLLOWED_UP]
-        await self._see_to(wanted, partial(self._next, height=height))
+        share_ids = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + len(self._stuck))
+        # Shares that raised an error before come last, so that they do not displace all others.
+        selected = sorted(share_ids, key=self._stuck.__contains__)[:FOLLOWED_UP]
+        await self._follow_up_all(selected, partial(self._next, height=height))
 
     async def send_new(self) -> None:
-        """Send what other hosts have prepared and nobody has sent yet; to be called again while there is more.
+        """Send the messages that other hosts have prepared and nobody has sent yet.
 
-        An error in one share's way is logged and holds up no other. Raises StoreError when the shares cannot be read.
+        An error with one share is logged and does not affect the others.
+
+        Raises:
+            StoreError: the shares cannot be read.
         """
         before: set[int] = set()
         while self._lease.held:
-            found = await self._store.follow_ups(height=NEVER_SENT, limit=FOLLOWED_UP + len(self._stuck))
-            if before.issuperset(found):
-                return  # those that are left cannot be sent now
-            before = set(found)
-            await self._see_to(found, self._send)
+            share_ids = await self._store.follow_ups(height=NEVER_SENT, limit=FOLLOWED_UP + len(self._stuck))
+            if before.issuperset(share_ids):
+                return  # the remaining ones cannot be sent now
+            before = set(share_ids)
+            await self._follow_up_all(share_ids, self._send)
 
-    async def _see_to(self, share_ids: Sequence[int], work: Callable[[SentReveal], Awaitable[None]]) -> None:
-        """Work on reveals, some at once."""
+    async def _follow_up_all(self, share_ids: Sequence[int], work: Callable[[SentReveal], Awaitable[None]]) -> None:
+        """Follow up reveals concurrently, at most `IN_FLIGHT` at a time."""
         slots = asyncio.Semaphore(IN_FLIGHT)
         async with asyncio.TaskGroup() as group:
             for share_id in share_ids:
@@ -171,24 +181,24 @@ class Broadcaster:
         self, share_id: int, work: Callable[[SentReveal], Awaitable[None]], slots: asyncio.Semaphore
     ) -> None:
         try:
-            await self._alone(share_id, work)
+            await self._run_exclusively(share_id, work)
             self._stuck.discard(share_id)
         except HelperError as error:
             self._stuck.add(share_id)
-            log.error("an unconfirmed reveal could not be seen to", error=str(error), advice=error.advice)
+            log.error("follow_up_failed", error=str(error), advice=error.advice)
         except Exception:
             self._stuck.add(share_id)
-            log.exception("an unconfirmed reveal could not be seen to")
+            log.exception("follow_up_failed")
         finally:
             slots.release()
 
-    async def _alone(self, share_id: int, work: Callable[[SentReveal], Awaitable[None]]) -> None:
-        """Read a share's message and work on it, unless somebody does already."""
+    async def _run_exclusively(self, share_id: int, work: Callable[[SentReveal], Awaitable[None]]) -> None:
+        """Read the message of a share and run `work` on it, unless another task is working on the share."""
         if share_id in self._sending:
             return
         self._sending[share_id] = self._lease.fence
         try:
-            # Read only now: what was read before may have been sent, or proven anew, since.
+            # Read only now: the share may have been sent or proven again since it was selected.
             reveal = await self._store.sent_reveal(share_id)
             if reveal is not None:
                 await work(reveal)
@@ -201,14 +211,14 @@ class Broadcaster:
             await self._send(reveal)
         elif step is Next.PROVE:
             if self._is_refused(reveal) or await self._failed_in_block(reveal):
-                # Those who looked at the proof refuse it; the others had ten blocks to say something else.
+                # Every node that checked the proof refused it, and the others had ten blocks to accept it.
                 self._circuits.refused(reveal.share_id, reveal.prepared.circuit)
-            await self._put_back(
+            await self._requeue(
                 reveal.share_id, f"not counted within {height - (reveal.first_sent_height or height)} blocks"
             )
 
     async def _send(self, reveal: SentReveal) -> None:
-        """Send a reveal; alone, while it is not known whether the chain accepts its circuit."""
+        """Send a reveal; one at a time until the chain has accepted its circuit."""
         circuit = reveal.prepared.circuit
         if self._circuits.is_unproven(circuit):
             try:
@@ -227,18 +237,18 @@ class Broadcaster:
     async def _try_circuit(self, reveal: SentReveal) -> None:
         """Send a reveal to find out whether the chain accepts its circuit.
 
-        If that circuit was refused meanwhile, a message that never left, or was refused itself, is put back instead.
-        One that may be in a mempool is sent again: only its own refusal calls for a new proof.
+        If the circuit was refused meanwhile, a share whose message was never sent, or was refused itself, is requeued
+        instead. A message that may be in a mempool is resent: only its own refusal requires a new proof.
         """
-        is_over = reveal.prepared.circuit != self._circuits.current
-        if is_over and (reveal.sends == 0 or self._is_refused(reveal)):
-            await self._put_back(reveal.share_id, f"the chain refuses {reveal.prepared.circuit} proofs")
+        is_outdated = reveal.prepared.circuit != self._circuits.current
+        if is_outdated and (reveal.sends == 0 or self._is_refused(reveal)):
+            await self._requeue(reveal.share_id, f"the chain refuses {reveal.prepared.circuit} proofs")
         else:
             await self._send_now(reveal)
 
     async def _send_now(self, reveal: SentReveal) -> None:
         if int(self._clock.now() * 1000) < reveal.due_ms:
-            return  # the clock was set back since it was proven, or sent: nothing leaves before its time, nor again
+            return  # the clock was set back since the proof or the last send: never send or resend before the due time
         message = RevealMessage.from_tx(reveal.prepared.message)
         share_id, first = reveal.share_id, reveal.sends == 0
         for endpoint in self._candidates(reveal):
@@ -249,38 +259,39 @@ class Broadcaster:
             if not self._may_send(share_id) or not await mark(share_id):
                 return
             if not self._may_send(share_id):
-                return  # it ended while the send was noted: whoever has it next takes it for one without an answer
+                return  # the lease ended while the send was recorded; the next holder treats it as a lost reply
             if first:
                 self._note_broadcast(reveal)
                 first = False
-            self._note_had(share_id, endpoint)
+            self._note_sent_to(share_id, endpoint)
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             if outcome.left:
                 self._note_end(share_id)
-            if not self._knows(share_id):
+            if not self._is_current(share_id):
                 return
             await self._store.record_outcome(share_id, outcome=outcome.verdict.name)
             if outcome.verdict in AT_NEXT_BLOCK:
                 self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
             if outcome.left:
-                await self._answered(reveal, message, outcome, endpoint)
+                await self._handle_outcome(reveal, message, outcome, endpoint)
                 return
             self._endpoints.rest(endpoint, outcome.log)
 
-    def _knows(self, share_id: int) -> bool:
-        """Whether what was read of a share is what this host still goes by. Where the lease went to another host and
-        came back meanwhile, that host may have sent the share, or had it proven anew.
+    def _is_current(self, share_id: int) -> bool:
+        """Whether the share was read under the current fencing token.
+
+        If the lease was lost and acquired again meanwhile, another host may have sent the share or proven it again.
         """
         return self._sending.get(share_id) == self._lease.fence
 
     def _may_send(self, share_id: int) -> bool:
-        return self._lease.held and self._knows(share_id)
+        return self._lease.held and self._is_current(share_id)
 
-    def _note_had(self, share_id: int, endpoint: Node) -> None:
-        self._had.setdefault(share_id, {})[endpoint.name] = self._clock.monotonic()
-        if len(self._had) > ENDED_KEPT:
-            del self._had[next(iter(self._had))]
+    def _note_sent_to(self, share_id: int, endpoint: Node) -> None:
+        self._sent_to.setdefault(share_id, {})[endpoint.name] = self._clock.monotonic()
+        if len(self._sent_to) > ENDED_KEPT:
+            del self._sent_to[next(iter(self._sent_to))]
 
     def _note_end(self, share_id: int) -> None:
         self._ended.pop(share_id, None)
@@ -289,45 +300,55 @@ class Broadcaster:
             del self._ended[next(iter(self._ended))]
 
     def _at_new_height(self, reveal: SentReveal) -> bool:
-        """Whether the chain has certainly moved on since the last send: it may have been a block ahead of what we knew
-        of it then. What may have been sent before our start waits for a block since that.
+        """Whether a block was made after the last send.
+
+        The height alone does not show that: the chain may have been a block ahead of the known head. A message that
+        may have been sent before the start waits for a block made after the start.
         """
         earlier = None if reveal.first_message and not reveal.sends else self._began
-        answered = self._ended.get(reveal.share_id, earlier)
-        return answered is None or self._endpoints.made_since(answered)
+        ended = self._ended.get(reveal.share_id, earlier)
+        return ended is None or self._endpoints.made_since(ended)
 
     def _candidates(self, reveal: SentReveal) -> list[Node]:
-        """Fresh endpoints: last those that refused this message; before them those that had the share, the longest ago
-        first, as some may take a reveal and forget it; and first of all those that never had it, and answer well.
+        """Nodes in sync, in the order in which they are tried.
+
+        First those that were never sent the share, then those that were, the longest ago first, because a node may
+        accept a reveal and drop it. Nodes that refused the message come last.
         """
         now, refusers = self._clock.monotonic(), self._refusers(reveal)
 
-        had = self._had.get(reveal.share_id) or {reveal.last_endpoint or "": 0.0}
+        sent_to = self._sent_to.get(reveal.share_id) or {reveal.last_endpoint or "": 0.0}
         tried = self._tried.get(reveal.prepared.circuit, {})
 
         def preference(endpoint: Node) -> tuple[bool, float, bool]:
-            badly = self._avoided.get(endpoint.name, now) > now
-            return endpoint.name in refusers or endpoint.name in tried, had.get(endpoint.name, -math.inf), badly
+            is_avoided = self._avoided.get(endpoint.name, now) > now
+            return (
+                endpoint.name in refusers or endpoint.name in tried,
+                sent_to.get(endpoint.name, -math.inf),
+                is_avoided,
+            )
 
         return sorted(self._endpoints.fresh, key=preference)
 
     def _note_broadcast(self, reveal: SentReveal) -> None:
         self._stats.count("broadcast")
-        self._first.setdefault(reveal.share_id, self._clock.monotonic())
-        if len(self._first) > ENDED_KEPT:
-            del self._first[next(iter(self._first))]
+        self._first_sent.setdefault(reveal.share_id, self._clock.monotonic())
+        if len(self._first_sent) > ENDED_KEPT:
+            del self._first_sent[next(iter(self._first_sent))]
         if reveal.first_try:
             self._stats.lateness_broadcast.add(self._clock.now() - reveal.due_ms / 1000)
 
-    async def _answered(self, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node) -> None:
-        """What the answer means, and what it costs by the table of outcomes."""
+    async def _handle_outcome(
+        self, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
+    ) -> None:
+        """Apply the verdict table to a node's response."""
         if outcome.verdict is Verdict.ACCEPTED:
             self._tried.pop(reveal.prepared.circuit, None)
             await self._circuits.accepted(reveal.prepared.circuit)
         elif outcome.verdict.spends is Spends.NONE:
             if self._delays.note((endpoint.name, outcome.verdict), self._clock.monotonic()):
                 log.info(
-                    "a reveal is not in yet",
+                    "reveal_not_accepted",
                     endpoint=endpoint.name,
                     outcome=outcome.verdict.name,
                     reason=outcome.log,
@@ -338,28 +359,30 @@ class Broadcaster:
             await self._refused(reveal, outcome, endpoint)
 
     async def _refused(self, reveal: SentReveal, outcome: Outcome, endpoint: Node) -> None:
-        """A node refuses what is right by our own word. It may lie or be broken: it takes every fresh endpoint to
-        believe it; until then the same bytes go to the others, block by block.
+        """Handle a refusal of a message that is valid by our own check.
+
+        The node may be broken or malicious, so a refusal is accepted only if every node in sync refuses. Until then
+        the same bytes are sent to the other nodes, one each block.
         """
         refusers = self._refusers(reveal)
         refusers[endpoint.name] = outcome.verdict
         self._refused_by[reveal.share_id] = (reveal.prepared.tx_hash, refusers)
         circuit, tried = reveal.prepared.circuit, dict[str, int]()
         if outcome.verdict is Verdict.BAD_PROOF and self._circuits.is_unproven(circuit):
-            # Nothing of this circuit was ever accepted, so what others say of other proofs of it counts as well.
+            # No proof of this circuit was ever accepted, so refusals of its other proofs count too.
             tried = self._tried.setdefault(circuit, {})
             tried[endpoint.name] = reveal.share_id
         if any(other.name not in refusers and other.name not in tried for other in self._endpoints.fresh):
-            log.warning("an endpoint refuses a reveal", endpoint=endpoint.name, reason=outcome.log)
+            log.warning("node_refused_reveal", endpoint=endpoint.name, reason=outcome.log)
             return
         if outcome.verdict is Verdict.BAD_PROOF:
             self._tried.pop(circuit, None)
-            # Those that are being followed up now see by themselves that their circuit is refused.
+            # A share that is being followed up now notices the refused circuit itself.
             others = {share_id for share_id in tried.values() if share_id not in self._sending}
             for share_id in sorted(others | {reveal.share_id}):
                 self._refused_by.pop(share_id, None)
                 self._circuits.refused(share_id, circuit)
-                await self._put_back(share_id, f"the chain refuses {circuit} proofs")
+                await self._requeue(share_id, f"the chain refuses {circuit} proofs")
             return
         self._refused_by.pop(reveal.share_id, None)
         if len(refusers) > 1:
@@ -368,16 +391,16 @@ class Broadcaster:
             await self._spend(reveal, outcome)
 
     def _refusers(self, reveal: SentReveal) -> dict[str, Verdict]:
-        """The endpoints that refused this very message, and how."""
+        """The nodes that refused exactly this message, with their verdicts."""
         tx_hash, refusers = self._refused_by.get(reveal.share_id, (b"", {}))
         return refusers if tx_hash == reveal.prepared.tx_hash else {}
 
     def _is_refused(self, reveal: SentReveal) -> bool:
-        """Whether an endpoint refused this very message for its proof, which our own verifier accepts."""
+        """Whether a node refused exactly this message for its proof, which our own verifier accepts."""
         return Verdict.BAD_PROOF in self._refusers(reveal).values()
 
     async def _failed_in_block(self, reveal: SentReveal) -> bool:
-        """Whether a block holds this very message, failed for its proof: some nodes check proofs only there."""
+        """Whether exactly this message failed in a block for its proof; some nodes check proofs only there."""
         for endpoint in self._endpoints.fresh if reveal.last_outcome == Verdict.ACCEPTED.name else ():
             try:
                 result = await endpoint.client.tx(reveal.prepared.tx_hash)
@@ -392,22 +415,22 @@ class Broadcaster:
         await self._attempts.spend(
             reveal.share_id, reveal.attempts, "broadcast", outcome.log, not_before_ms=reveal.due_ms
         )
-        self._tell_changed()
+        self._notify_subscribers()
 
-    async def _put_back(self, share_id: int, note: str) -> None:
+    async def _requeue(self, share_id: int, note: str) -> None:
         await self._store.requeue(share_id, stage="broadcast", note=note)
         self._stats.count("retry_broadcast")
-        self._tell_changed()
+        self._notify_subscribers()
 
-    def _tell_changed(self) -> None:
-        for changed in self._changed:
+    def _notify_subscribers(self) -> None:
+        for changed in self._subscribers:
             changed()
 
     async def _verifies(self, reveal: SentReveal, message: RevealMessage) -> bool:
-        """Our own verifier's word on the proof, against the chain's root at its anchor."""
+        """Check the proof with our own verifier, against the chain's root at its anchor."""
         anchor = self._trees.anchor_at(reveal.round_id, message.anchor_height)
         if anchor is None:
-            return True  # the tree was not restored that far back: nothing speaks against the proof
+            return True  # the tree was not restored that far back, so the proof cannot be checked
         statement = proofs.Statement(
             nullifier=message.nullifier,
             c1=message.enc_share[:32],

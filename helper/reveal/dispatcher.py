@@ -1,7 +1,7 @@
-"""The loop that works the queue: alert, purge, dispatch all that is due, sleep to the earliest deadline.
+"""Dispatch loop: closes and purges rounds, dispatches due shares, then sleeps until the next deadline.
 
-The loop outlives every error: a step that fails is told once and tried again a second later. No share is lost to one
-either: work that ends in an error of ours leaves its share taken up, and the loop puts it back after a wait.
+No error ends the loop. A failed step is logged once and retried after a second. If revealing a share raises an
+unexpected error, the share stays claimed until the loop releases the claim after a delay.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from helper.reveal.revealer import Revealer
 from helper.store.rows import QueuedShare
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.processor")
+log = structlog.get_logger("helper.reveal")
 
 LONGEST_SLEEP = 30.0
-"""Seconds after which the loop goes round even when nothing is due."""
+"""Longest sleep in seconds, even if nothing is due."""
 TICK = 0.001
-"""Seconds in which the store tells two due times apart."""
+"""Resolution of stored due times, in seconds."""
 TRIAL_SECONDS = 10.0
-"""Seconds after which another share tries the circuit although the one before has no answer."""
+"""Seconds after which the next share may try a circuit even if the previous one has no result."""
 AHEAD = 2
-"""Shares claimed for each prover: the one it proves and the one it proves next."""
+"""Shares claimed for each prover: the one it is proving and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchGate:
-    """What may be dispatched now.
+    """Conditions under which shares may be dispatched.
 
     Attributes:
         rounds: ids of the rounds whose shares may be proven: active, with a verified root.
-        chain_limit: no share due after this unix time may be dispatched, whatever our clock says.
-        paused: why nothing is dispatched at all, or None.
-        one_at_a_time: whether each share waits for the node's answer to the one before, for `TRIAL_SECONDS` at most. It
-            is not known yet whether the chain accepts the circuit, and all proofs might be wasted.
+        chain_limit: unix time; shares due later are not dispatched, even if the local clock has passed their due time.
+        paused: why dispatch is paused, or None.
+        one_at_a_time: whether each share waits up to `TRIAL_SECONDS` for the node's response to the previous one.
+            True until the chain has accepted the circuit, because all proofs could be wasted.
     """
 
     rounds: frozenset[bytes]
@@ -54,13 +54,12 @@ class DispatchGate:
 
 
 class Dispatcher:
-    """Dispatches due shares to the provers, never more at once than there are, and goes on as they free up.
+    """Dispatches due shares to provers, limited to the number of free provers.
 
     Args:
-        broadcaster: is handed each share whose message is kept; None where another host sends.
-        retention: looks after closed rounds before each dispatch; None where that is done elsewhere.
-        longest_sleep: seconds after which the loop goes round in any case. Where other hosts take shares in and put
-            them back, nobody here may have been told.
+        broadcaster: sends each prepared share; None if another host sends.
+        retention: handles closed rounds before each dispatch; None if the send loop does this.
+        longest_sleep: longest sleep in seconds. Other hosts may enqueue or release shares without waking this one.
     """
 
     def __init__(
@@ -79,98 +78,98 @@ class Dispatcher:
         self._store = store
         self._revealer = revealer
         self._broadcaster = broadcaster
-        self._tending = None if retention is None else BackgroundRetention(retention)
+        self._retention = None if retention is None else BackgroundRetention(retention)
         self._longest_sleep = longest_sleep
         self._gate = gate
         self._slots = slots
         self._clock = clock
         self._stats = stats
         self._changed = asyncio.Event()
-        self._in_hand = 0
+        self._claimed = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stranded: dict[int, float] = {}  # when each is put back, monotonic
-        self._faults: dict[int, int] = {}  # errors of ours in a row, by share
-        self._told: str | None = None
-        self._next_trial = -math.inf  # when another share may try the circuit without an answer, monotonic
-        self._next_turn = math.inf  # while it sleeps: until when; in a turn, any new share calls for another
+        self._stranded: dict[int, float] = {}  # by share: when its claim is released, monotonic
+        self._faults: dict[int, int] = {}  # by share: consecutive internal errors
+        self._reported_problem: str | None = None
+        self._next_trial = -math.inf  # when another share may try the circuit without a result, monotonic
+        self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
         self.paused: str | None = "starting"
         if broadcaster is not None:
             broadcaster.subscribe(self.wake)
 
     def wake(self) -> None:
-        """Something about the schedule changed: a retry, a round, an endpoint."""
+        """Run the loop now, because the schedule changed (a retry, a round, a node)."""
         self._changed.set()
 
     def wake_by(self, due: float) -> None:
-        """There is a new share, due at a wall time: one that is due after the next turn changes nothing.
+        """Wake the loop for a new share, unless it is due after the next iteration.
 
-        A round's first minutes bring thousands of shares for the days to come; a turn for each would take the time
-        that taking them in needs.
+        In the first minutes of a round, thousands of shares arrive that are due days later. An iteration for each
+        would slow down their admission.
+
+        Args:
+            due: the due time of the share, in unix seconds.
         """
-        if due < self._next_turn:
+        if due < self._sleep_until:
             self._changed.set()
 
     @property
     def proving(self) -> int:
-        """How many shares are claimed for the provers now."""
-        return self._in_hand
+        """Number of shares that are claimed for the provers."""
+        return self._claimed
 
     async def run(self) -> None:
-        """Work the queue until cancelled; shares in hand are put back by the next start."""
+        """Process the queue until cancelled. The next start releases the shares that are still claimed."""
         try:
             while True:
                 self._changed.clear()
-                self._next_turn = await self._turn()
-                await self._clock.wait(self._changed, self._next_turn)
-                self._next_turn = math.inf
+                self._sleep_until = await self._run_steps()
+                await self._clock.wait(self._changed, self._sleep_until)
+                self._sleep_until = math.inf
         finally:
             for task in self._tasks:
                 task.cancel()
-            if self._tending is not None:
-                await self._tending.stop()
+            if self._retention is not None:
+                await self._retention.stop()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _turn(self) -> float:
-        """One round of the loop; the wall time of the next one."""
+    async def _run_steps(self) -> float:
+        """Run one iteration; return the wall time of the next one."""
         deadline, problem = math.inf, None
-        for step in (self._put_back_stranded, self._tend, self._dispatch):
+        for step in (self._release_stranded, self._run_retention, self._dispatch):
             try:
-                following = await step()
-            except Exception as error:  # whatever it is, the other steps and the next turn may go well
+                next_run = await step()
+            except Exception as error:  # the other steps and the next iteration may still succeed
                 problem = error
-                following = self._clock.now() + SLICE
-            deadline = min(deadline, following)
-        self._tell(problem)
+                next_run = self._clock.now() + SLICE
+            deadline = min(deadline, next_run)
+        self._report(problem)
         return min(deadline, self._clock.now() + self._longest_sleep)
 
-    def _tell(self, problem: Exception | None) -> None:
-        """One line when the queue can not be worked, not one a second."""
-        told = None if problem is None else repr(problem)
-        if told is not None and told != self._told:
+    def _report(self, problem: Exception | None) -> None:
+        """Log an error when it first occurs, and the recovery, instead of a line every second."""
+        reported = None if problem is None else repr(problem)
+        if reported is not None and reported != self._reported_problem:
             if isinstance(problem, HelperError):
-                log.error("the queue could not be worked", error=str(problem), advice=problem.advice)
+                log.error("dispatch_failed", error=str(problem), advice=problem.advice)
             else:
-                log.error("the queue could not be worked", exc_info=problem)
-        elif told is None and self._told is not None:
-            log.info("the queue is worked again")
-        self._told = told
+                log.error("dispatch_failed", exc_info=problem)
+        elif reported is None and self._reported_problem is not None:
+            log.info("dispatch_recovered")
+        self._reported_problem = reported
 
-    # ---------------------------------------------------------------- alerts and purges
-
-    async def _tend(self) -> float:
-        """Alert and purge first."""
-        if self._tending is not None:
-            await self._tending.turn()
+    async def _run_retention(self) -> float:
+        if self._retention is not None:
+            await self._retention.turn()
         return math.inf
 
     # ---------------------------------------------------------------- dispatch
 
     async def _dispatch(self) -> float:
-        """Claim what is due and hand it to the provers; the wall time of the next thing to do."""
+        """Claim due shares and start to prove them; return the wall time of the next dispatch."""
         while True:
             gate = self._gate()
             self._note_pause(gate.paused)
-            free = self._slots * AHEAD - self._in_hand
+            free = self._slots * AHEAD - self._claimed
             if gate.paused is not None or not gate.rounds or free <= 0:
                 return self._clock.now() + LONGEST_SLEEP
             if gate.one_at_a_time:
@@ -194,29 +193,29 @@ class Dispatcher:
                 return self._deadline(gate, due_ms, claimed_ms=int(now * 1000))
 
     def _deadline(self, gate: DispatchGate, due_ms: int | None, claimed_ms: int) -> float:
-        """When to look again for the share that is due next, all that were due at `claimed_ms` being in hand."""
+        """Wall time of the next dispatch, after all shares due by `claimed_ms` were claimed."""
         now = self._clock.now()
         if due_ms is None:
             return now + LONGEST_SLEEP
         due = due_ms / 1000
         if due_ms <= claimed_ms:
-            due = now + SLICE  # it came in after the claim, and who brought it has woken us
+            due = now + SLICE  # enqueued after the claim; enqueue has already set the wake event
         elif due > gate.chain_limit:
-            due = max(due, now + SLICE)  # held back by the chain's time, which moves on with its blocks
+            due = max(due, now + SLICE)  # limited by the block time, which advances with each block
         elif due <= now:
-            due = now + TICK  # it fell due since the claim
+            due = now + TICK  # became due after the claim
         return min(due, now + LONGEST_SLEEP)
 
     def _note_pause(self, reason: str | None) -> None:
         if reason != self.paused:
             if reason is None:
-                log.info("dispatch resumes")
+                log.info("dispatch_resumed")
             else:
-                log.warning("dispatch is paused", reason=reason)
+                log.warning("dispatch_paused", reason=reason)
             self.paused = reason
 
     def _start(self, queued: QueuedShare) -> None:
-        self._in_hand += 1
+        self._claimed += 1
         task = asyncio.create_task(self._reveal(queued))
         self._tasks.add(task)
         task.add_done_callback(self._note_end)
@@ -224,43 +223,43 @@ class Dispatcher:
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self._clock.monotonic() < self._next_trial:
-            self.wake()  # the next share may have waited for this one's answer
+            self.wake()  # the next share may be waiting for this result
 
     async def _reveal(self, queued: QueuedShare) -> None:
-        """One share's way; whatever goes wrong, the share stays in the queue."""
+        """Prove and send one share. On any error the share stays in the queue."""
         try:
             try:
                 prepared = await self._revealer.prove(queued)
             finally:
-                self._in_hand -= 1
+                self._claimed -= 1
                 self.wake()
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)
             self._faults.pop(queued.id, None)
         except HelperError as error:
-            log.error("a share could not be worked on", error=str(error), advice=error.advice)
+            log.error("reveal_failed", error=str(error), advice=error.advice)
             self._strand(queued.id)
         except Exception:
-            log.exception("a share could not be worked on")
+            log.exception("reveal_failed")
             self._strand(queued.id)
         except asyncio.CancelledError:
-            self._strand(queued.id)  # at the end nobody puts it back but the next start
+            self._strand(queued.id)  # if the loop has ended too, the next start releases the claim
             raise
 
-    # ---------------------------------------------------------------- errors of ours
+    # ---------------------------------------------------------------- internal errors
 
     def _strand(self, share_id: int) -> None:
-        """Keep a share out of the way for 2, 4, 8 … 64 s: what failed once by a fault of ours may fail each time."""
+        """Release the claim of a share only after 2, 4, 8 … 64 s, because an internal error may recur."""
         faults = self._faults[share_id] = self._faults.get(share_id, 0) + 1
         self._stranded[share_id] = self._clock.monotonic() + retry_delay(faults)
         self.wake()
 
-    async def _put_back_stranded(self) -> float:
-        """Shares whose way ended in an error of ours go back to the queue, or stay to be sent again."""
+    async def _release_stranded(self) -> float:
+        """Release claims whose delay after an internal error has ended; return when the next one ends."""
         now = self._clock.monotonic()
         for share_id in [share_id for share_id, at in self._stranded.items() if at <= now]:
             if not await self._store.release_claim(share_id):
                 self._faults.pop(share_id, None)
             del self._stranded[share_id]
         wait = min(self._stranded.values(), default=math.inf) - now
-        return self._clock.now() + max(wait, TICK)  # less is nothing to a wall clock: the loop would spin
+        return self._clock.now() + max(wait, TICK)  # the wall clock does not resolve less: the loop would spin

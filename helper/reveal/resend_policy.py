@@ -1,9 +1,9 @@
-"""What to do next with a reveal that may have been sent (pure).
+"""Decides the next step for a reveal that may have been sent. Pure.
 
-A sent message is public the moment it leaves, so the same bytes may be sent again without giving anything away and
-without being counted twice: the chain counts a nullifier once. A new proof is made only when the old message can no
-longer get in, and not more often than every ten blocks, as each try costs the chain a verification. Blocks in which
-nobody could send it, as the service or its nodes were away, say nothing against a message: it is sent first.
+A message is public once it is sent. Resending the same bytes reveals nothing more and is safe, because the chain
+counts a nullifier once. A new proof is made only if the old message can no longer be included, and at most once in
+ten blocks, because each one costs the chain a verification. After blocks in which the message could not be sent (the
+service or its nodes were down), it is resent before a new proof is considered.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from enum import Enum
 from helper.chain.verdicts import Verdict
 
 PATIENCE_BLOCKS = 3
-"""Blocks that an accepted message may take to be counted before it is sent again."""
+"""Blocks to wait for the inclusion of an accepted message before it is resent."""
 REPROVE_BLOCKS = 10
-"""Blocks after its first sending in which a message is given up for a new proof."""
+"""Blocks after the first send until an unconfirmed message is replaced by a new proof."""
 
 AT_NEXT_BLOCK = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
-"""What says nothing against the message itself: the same bytes again, one block later."""
+"""Verdicts that are not about the message itself: the same bytes are resent one block later."""
 ONE_NODES_WORD = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
-"""What is believed only of every endpoint: the same bytes to another one, one block later."""
+"""Verdicts that every node must confirm: the same bytes are sent to another node one block later."""
 
 
 class Next(Enum):
@@ -34,14 +34,14 @@ class Next(Enum):
 def next_step(
     *, sends: int, first_height: int | None, last_height: int | None, outcome: str | None, height: int
 ) -> Next:
-    """Decide for one unconfirmed reveal.
+    """Return the next step for one unconfirmed reveal.
 
     Args:
-        sends: how often it was sent, or about to be when the service ended.
-        first_height: the chain's height when it was first sent.
-        last_height: the chain's height when it was last sent.
-        outcome: the name of the last answer's verdict, None when no answer is known (a crash, a lost reply).
-        height: the chain's height now, every block up to it processed.
+        sends: recorded sends, including one that a crash may have interrupted.
+        first_height: the chain's height at the first send.
+        last_height: the chain's height at the last send.
+        outcome: name of the last verdict; None if there is none (a crash or a lost reply).
+        height: the chain's current height; every block up to it was processed.
     """
     if sends == 0 or first_height is None or last_height is None:
         return Next.SEND
@@ -50,11 +50,11 @@ def next_step(
     patience = 1 if outcome is None or outcome in _QUICK else PATIENCE_BLOCKS
     waited = height >= last_height + patience
     limit = first_height + REPROVE_BLOCKS
-    # a spent nullifier stays spent, whatever proof comes with it
+    # A spent nullifier stays spent: a new proof would be refused too.
     if height >= limit and outcome != Verdict.SPENT.name:
-        away = height >= last_height + REPROVE_BLOCKS
-        sent_late = last_height >= limit  # after we were away: it is given its time as any other
-        if not away and (waited or not sent_late):
+        was_down = height >= last_height + REPROVE_BLOCKS
+        resent_late = last_height >= limit  # resent after downtime: wait for its inclusion as usual
+        if not was_down and (waited or not resent_late):
             return Next.PROVE
     return Next.SEND if waited else Next.WAIT
 

@@ -1,4 +1,4 @@
-"""What happens to a round once the chain has closed it: what is left is reported, and later everything is erased."""
+"""Retention of closed rounds: reports unconfirmed shares, then purges the round."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from helper.observability.stats import Stats
 from helper.store.rows import StoredRound
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.retention")
+log = structlog.get_logger("helper.reveal")
 
 UNSUBMITTED = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
 INTERVAL = 1.0
-"""Seconds between two looks at the rounds."""
+"""Shortest interval between two checks of the rounds, in seconds."""
 TENDING_PATIENCE = 0.05
-"""Seconds that due shares wait for alerts and purges; what takes longer goes on beside them."""
+"""Seconds that dispatch waits for alerts and purges; longer ones continue in the background."""
 
 
 class Rounds(Protocol):
-    """The judge of what is closed, as `helper.chain.round_registry.RoundRegistry` is.
+    """Decides which rounds are closed (`helper.chain.round_registry.RoundRegistry`).
 
     Attributes:
-        revision: goes up with all that may close a round or let it be purged.
+        revision: increases with every change that may close a round or permit its purge.
     """
 
     revision: int
 
     def chain_now(self) -> float | None:
-        """The chain's time in unix seconds, None where it is not known: our own clock may be years off."""
+        """Return the chain's time in unix seconds, None if unknown. The local clock may be wrong by years."""
         ...
 
     def frozen(self, round_id: bytes) -> str | None:
-        """Why nothing may be done about the round now, or None."""
+        """Return why the round must not be changed now, or None."""
         ...
 
     async def is_closed(self, round_id: bytes) -> bool:
-        """Whether the chain's own word has closed the round for good."""
+        """Return whether the chain has closed the round for good."""
         ...
 
     def forget(self, round_id: bytes) -> None:
-        """The round was purged."""
+        """Drop a purged round."""
         ...
 
 
 class Retention:
-    """Alerts and purges closed rounds.
+    """Reports and purges closed rounds.
 
-    A round is closed by the chain's word only (`RoundRegistry.is_closed`). Its shares that were not counted then fail
-    and are reported; their witnesses stay for `purge_after` seconds by the chain's time, so that an operator can
-    look, and go with the round. The rounds are read only after the chain moved or when a purge has become due, at
-    most once a second. Of several hosts the one that sends does it.
+    Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
+    witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are
+    purged with the round. The rounds are read only after a change on the chain or when a purge is due, at most once a
+    second. Of several hosts, the lease holder does this.
     """
 
     def __init__(
@@ -76,35 +76,35 @@ class Retention:
         self._clock = clock
         self._stats = stats
         self._purge_after = purge_after
-        self._next_look = -INTERVAL
-        self._seen: int | None = None  # the revision at the last look that went well
+        self._next_check = -INTERVAL
+        self._checked_revision: int | None = None  # at the last successful check
         self._next_purge = math.inf  # unix seconds
 
     @property
     def wanted(self) -> bool:
         """Whether there may be anything to do."""
-        if not self._lease.held or self._clock.monotonic() < self._next_look:
+        if not self._lease.held or self._clock.monotonic() < self._next_check:
             return False
         now = self._rounds.chain_now()
-        return self._rounds.revision != self._seen or (now is not None and now >= self._next_purge)
+        return self._rounds.revision != self._checked_revision or (now is not None and now >= self._next_purge)
 
     async def run_once(self) -> None:
-        """Close, alert and purge whatever the chain has closed."""
+        """Close, report and purge the rounds that the chain has closed."""
         if not self.wanted:
             return
         revision = self._rounds.revision
-        self._next_look = self._clock.monotonic() + INTERVAL
-        self._seen = None
+        self._next_check = self._clock.monotonic() + INTERVAL
+        self._checked_revision = None
         purges = []
         for stored in await self._store.rounds():
             if self._rounds.frozen(stored.round_id) is not None:
                 continue
             if stored.closed_at is not None or await self._rounds.is_closed(stored.round_id):
-                purges.append(await self._tend(stored))
-        self._seen, self._next_purge = revision, min(purges, default=math.inf)
+                purges.append(await self._process(stored))
+        self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
-    async def _tend(self, stored: StoredRound) -> float:
-        """Alert, or purge, one closed round; the unix time at which it is purged, infinity when it was."""
+    async def _process(self, stored: StoredRound) -> float:
+        """Report or purge one closed round; return the unix time of its purge, infinity after it."""
         if stored.alerted_at is None:
             await self._alert(stored)
         closed_at, now = stored.closed_at, self._rounds.chain_now()
@@ -114,35 +114,37 @@ class Retention:
             return closed_at + self._purge_after
         rows = await self._store.purge(stored.round_id)
         self._rounds.forget(stored.round_id)
-        log.info("round purged", rows=rows)
+        log.info("round_purged", rows=rows)
         return math.inf
 
     async def _alert(self, stored: StoredRound) -> None:
-        """Report what was not counted, in the log and in the queue's counts."""
+        """Fail the unconfirmed shares of a closed round and log their number."""
         now = self._rounds.chain_now() or self._clock.now()
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
         left = await self._store.unsubmitted(stored.round_id)
         failed = await self._store.fail_unspent(stored.round_id, note="the round closed before it was counted")
-        # The counts are kept apart from the shares; damaged ones must not keep a lost share from being told.
+        # Counts are stored separately from shares; a damaged count must not hide a lost share.
         number = max(failed, sum(left.get(state, 0) for state in UNSUBMITTED))
         if number:
             self._stats.count("expired", failed)
-            log.error("a round closed with shares that were not counted", shares=number, round=stored.round_id.hex())
+            log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex())
         else:
-            log.info("a round closed with every share counted", round=stored.round_id.hex())
+            log.info("round_closed", round=stored.round_id.hex())
         await self._store.mark_alerted(stored.round_id, now)
 
 
 class BackgroundRetention:
-    """Retention beside other work: a slow node that is asked, or a great round that is erased, holds up no share."""
+    """Runs retention in the background, so that a slow node or a large purge does not delay dispatch."""
 
     def __init__(self, retention: Retention) -> None:
         self._retention = retention
         self._task: asyncio.Task[None] | None = None
 
     async def turn(self) -> None:
-        """Begin what there is to do, and wait for it a moment; what it ended in is raised here, now or in a later turn.
+        """Start a run if one is needed, and wait for it briefly.
+
+        An error of the run is raised here, or by a later call.
 
         Raises:
             StoreError: the rounds cannot be read or changed.
@@ -155,7 +157,7 @@ class BackgroundRetention:
             task.result()
 
     async def stop(self) -> None:
-        """End what is under way."""
+        """Cancel the current run."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One share's way from the queue to a message on disk: tree path, proof, transaction bytes."""
+"""Proves claimed shares and stores the prepared messages: tree path, proof, transaction bytes."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 FREE_CRASHES = 2
-"""How often a worker may die under a share before it costs the share an attempt."""
+"""Worker crashes on a share that spend no attempt."""
 TREE_WAIT = 2.0
-"""Seconds until a share whose leaf is under no verified root yet is looked at again."""
+"""Seconds until a share is retried whose leaf is not under a verified root yet."""
 
 
 class Trees(Protocol):
-    """The verified trees, as `helper.chain.commitment_tree.CommitmentTreeSync` has them."""
+    """The verified commitment trees (`helper.chain.commitment_tree.CommitmentTreeSync`)."""
 
     def anchor(self, round_id: bytes) -> Anchor | None:
-        """The newest verified root of a round."""
+        """Return the newest verified root of a round."""
         ...
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
-        """The 24 siblings of a leaf under an anchor's root."""
+        """Return the 24 siblings of a leaf under an anchor's root."""
         ...
 
 
 class Prover(Protocol):
-    """What makes proofs, as `helper.reveal.prover.ProverPool` does."""
+    """Makes proofs (`helper.reveal.prover.pool.ProverPool`)."""
 
     async def prove(self, job: ProofJob, *, started: Callable[[], None] = ...) -> Proof:
-        """Make one proof; `started` is called when a worker takes it up."""
+        """Make one proof; call `started` when a worker starts the job."""
         ...
 
 
 class Revealer:
-    """Proves claimed shares and puts their messages on disk."""
+    """Proves claimed shares and stores their messages."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Revealer:
         self._stats = stats
 
     async def prove(self, queued: QueuedShare) -> bool:
-        """Make the share's proof and put its message on disk, fsync'd.
+        """Make the share's proof and store its message (fsync).
 
         Returns:
-            True when there is a message to send now; False when the share went another way (back to the queue,
-            failed, or counted meanwhile by somebody else's reveal).
+            True if a message is ready to be sent; False if the share was requeued, failed, or was confirmed meanwhile
+            by another helper's reveal.
         """
         share = queued.share
         anchor = self._trees.anchor(share.round_id)
@@ -89,16 +89,16 @@ class Revealer:
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
-            await self._spend(queued, "the proof is of another statement")
+            await self._spend(queued, "proof has unexpected public inputs")
             return False
         return await self._store.prepare(queued.id, self._prepared(queued, circuit, anchor, proof))
 
     async def _make_proof(self, queued: QueuedShare, job: ProofJob) -> Proof | None:
-        under_way = False
+        is_proving = False
 
         def started() -> None:
-            nonlocal under_way
-            under_way = True
+            nonlocal is_proving
+            is_proving = True
             self._note_start(queued)
 
         try:
@@ -110,7 +110,7 @@ class Revealer:
             await self._spend(queued, str(error))
             return None
         finally:
-            if under_way:
+            if is_proving:
                 self._stats.proving.end(self._clock.monotonic())
         self._stats.count("proven")
         self._stats.proof_seconds.add(proof.seconds)
@@ -122,7 +122,7 @@ class Revealer:
             self._stats.lateness_start.add(self._clock.now() - queued.due_ms / 1000)
 
     async def _wait_for_tree(self, queued: QueuedShare) -> None:
-        """No attempt; a little later than now, or it would be taken up again and again until a block comes."""
+        """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
         self._stats.count("retry_tree")
         later = int((self._endpoints.wall() + TREE_WAIT) * 1000)
         note = "no verified root holds this leaf yet"
@@ -134,12 +134,12 @@ class Revealer:
     async def _worker_died(self, queued: QueuedShare, reason: str) -> None:
         due_ms = queued.due_ms
         if queued.crashes >= FREE_CRASHES:
-            # Not due in the moment between the crash and its attempt: nobody else may take it up then.
+            # Already delayed here, so that no other host claims it before the attempt is spent below.
             due_ms = self._attempts.due_ms(queued.attempts + 1, due_ms)
         crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
         if crashes:
             self._stats.count("retry_prover")
-            log.warning("prover worker died under a share", crashes=crashes)
+            log.warning("prover_worker_crashed", crashes=crashes)
         if crashes > FREE_CRASHES:
             await self._spend(queued, reason)
 

@@ -186,6 +186,6 @@ def attempts(log: Path) -> tuple[int, int]:
     for line in log.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             entry = json.loads(line)
-            spent += entry["event"] in {"a reveal failed and is tried again", "a share has failed for good"}
-            allowed += entry["event"] == "prover worker died under a share" and entry["crashes"] > FREE_DEATHS
+            spent += entry["event"] in {"reveal_retried", "share_failed"}
+            allowed += entry["event"] == "prover_worker_crashed" and entry["crashes"] > FREE_DEATHS
     return spent, allowed

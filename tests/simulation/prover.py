@@ -86,7 +86,7 @@ class SimWorker:
         await asyncio.sleep(0.02)
         if self._provers.ill is Ill.DIES and self._provers.dice.random() < 0.3:
             self._end(-9)
-            raise ProverDied("a worker ended during a proof")
+            raise ProverDied("worker exited during a proof")
         names = ("nullifier", "c1", "c2", "proposal_id", "vote_decision", "root", "round_id")
         statement = proofs.Statement(**{name: frame[name] for name in names})
         return {"ok": verifies(frame["circuit"], frame["proof"], statement)}
@@ -109,7 +109,7 @@ class SimWorker:
             provers.on_sin(spent, ill)
             await asyncio.sleep(seconds * dice.random())
             self._end(-9)
-            raise ProverDied("a worker ended during a proof (IncompleteReadError)")
+            raise ProverDied("worker exited during a proof (IncompleteReadError)")
         await asyncio.sleep(seconds)
         if ill is Ill.REFUSES or leaf != vote:
             provers.on_sin(spent, Ill.REFUSES)

@@ -86,7 +86,7 @@ def test_a_new_proof_in_the_place_of_the_same_bytes_is_found(monkeypatch: pytest
 
 
 def test_an_attempt_spent_on_an_outage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = Broadcaster._answered
+    answered = Broadcaster._handle_outcome
 
     async def harsh(
         self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
@@ -96,12 +96,12 @@ def test_an_attempt_spent_on_an_outage_is_found(monkeypatch: pytest.MonkeyPatch)
         else:
             await answered(self, reveal, message, outcome, endpoint)
 
-    monkeypatch.setattr(Broadcaster, "_answered", harsh)
+    monkeypatch.setattr(Broadcaster, "_handle_outcome", harsh)
     assert found("an attempt spent for nothing")
 
 
 def test_success_on_an_answer_instead_of_a_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = Broadcaster._answered
+    answered = Broadcaster._handle_outcome
 
     async def credulous(
         self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
@@ -110,7 +110,7 @@ def test_success_on_an_answer_instead_of_a_block_is_found(monkeypatch: pytest.Mo
             await self._store.add_spent([(reveal.round_id, reveal.nullifier)])
         await answered(self, reveal, message, outcome, endpoint)
 
-    monkeypatch.setattr(Broadcaster, "_answered", credulous)
+    monkeypatch.setattr(Broadcaster, "_handle_outcome", credulous)
     assert found("submitted though never counted")
 
 

@@ -1,4 +1,4 @@
-"""Proofs are made in worker processes, so that they never slow down an answer and can be killed.
+"""Makes proofs in worker processes, which do not block the API and can be killed.
 
-Nothing is imported here: a worker is a process of its own, and starts four times as fast without the pool's libraries.
+This module imports nothing: a worker starts four times as fast without the libraries of the pool.
 """

@@ -1,7 +1,7 @@
-"""The line between the service and a prover worker: JSON objects with a length in front.
+"""Wire format between the service and a prover worker: length-prefixed JSON objects.
 
-A frame is four bytes of length (big-endian) and that many bytes of JSON; bytes values travel as hex. Both ends
-are ours and come from the same wheel, so there is no version in it.
+A frame is a length (four bytes, big-endian) and that many bytes of JSON; bytes values are hex-encoded. There is no
+version field, because both ends come from the same wheel.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import orjson
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 20
-"""Bytes; the largest real frame, a proof, is about 10 kB."""
+"""Largest frame in bytes; real frames have up to about 10 kB (a proof)."""
 
 Frame = dict[str, Any]
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame's bytes, header first."""
+    """Encode a frame with its header."""
     body = orjson.dumps(frame, default=_hex)
     return HEADER.pack(len(body)) + body
 
@@ -31,31 +31,31 @@ def _hex(value: object) -> str:
 
 
 def body_length(header: bytes) -> int:
-    """How many bytes follow this header.
+    """Return the number of bytes that follow a header.
 
     Raises:
-        ValueError: more than any frame of ours has.
+        ValueError: the frame is longer than `MAX_FRAME`.
     """
     (length,) = HEADER.unpack(header)
     if length > MAX_FRAME:
-        raise ValueError(f"a frame of {length} bytes")
+        raise ValueError(f"frame too long: {length} bytes")
     return int(length)
 
 
 def decode(body: bytes) -> Frame:
-    """The frame in these bytes (without the header).
+    """Decode a frame from its body (without the header).
 
     Raises:
-        ValueError: not a JSON object.
+        ValueError: the body is not a JSON object.
     """
     frame = orjson.loads(body)
     if not isinstance(frame, dict):
-        raise ValueError("a frame that is no object")
+        raise ValueError("frame is not a JSON object")
     return frame
 
 
 def read(stream: IO[bytes]) -> Frame | None:
-    """Read one frame from a blocking stream; None when the other end is gone."""
+    """Read one frame from a blocking stream; None at the end of the stream."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

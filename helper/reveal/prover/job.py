@@ -1,4 +1,4 @@
-"""What goes to a prover and what comes back."""
+"""Input and output of a prover."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from helper.reveal.prover.frames import Frame
 
 @dataclass(frozen=True, slots=True)
 class ProofJob:
-    """What a worker needs for one proof; lengths in bytes as in `proofs.prove`."""
+    """Input of one proof; byte lengths as in `proofs.prove`."""
 
     circuit: str
     path: bytes = field(repr=False)
@@ -24,13 +24,13 @@ class ProofJob:
     round_id: bytes
 
     def frame(self) -> Frame:
-        """The frame that asks a worker for this proof."""
-        return {"op": "prove", **{one.name: getattr(self, one.name) for one in fields(self)}}
+        """Return the frame that requests this proof from a worker."""
+        return {"op": "prove", **{entry.name: getattr(self, entry.name) for entry in fields(self)}}
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A proof and the two public inputs that the prover computed itself."""
+    """A proof and the two public inputs that the prover computed."""
 
     proof: bytes
     nullifier: bytes

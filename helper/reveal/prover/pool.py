@@ -1,4 +1,4 @@
-"""Worker processes around the prover: each keeps its keys warm and proves one share at a time."""
+"""Pool of prover worker processes; each holds its keys in memory and makes one proof at a time."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.job import Proof, ProofJob
 from helper.reveal.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
 
-log = structlog.get_logger("helper.prover")
+log = structlog.get_logger("helper.reveal")
 
 START_TIMEOUT = 180.0
-"""Seconds that a worker may take to make its keys; about 3 s on an idle machine, far more on a loaded one."""
+"""Seconds that a worker may take to create its keys; about 3 s on an idle machine, much longer under load."""
 TIMEOUT_FLOOR = 60.0
-"""Seconds; no proof is given up sooner, however fast the self-test was."""
+"""Shortest timeout of a proof in seconds, however fast the self-test was."""
 TIMEOUT_FACTOR = 50
-"""A proof may take this many times as long as the self-test at start says of its circuit."""
+"""Timeout of a proof as a multiple of the self-test's duration."""
 RESTART_DELAYS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the n-th start in a row that did not end in a working prover."""
+"""Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
 
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover.worker")
 
@@ -43,21 +43,21 @@ class _Task:
 
 
 class ProverPool:
-    """A fixed number of workers and one queue in front of them.
+    """A fixed number of workers that share one job queue.
 
     Args:
-        workers: how many proofs are made at once.
-        circuits: the generations whose keys every worker keeps; the first is proven with at start.
-        clock: measures how long proofs take.
-        nice: what is added to the niceness of a worker (0 to 19): answers to wallets come first.
-        timeout: seconds after which a proof is given up and its worker killed; 0 takes
+        workers: number of concurrent proofs.
+        circuits: generations whose keys every worker holds; the self-test uses the first.
+        clock: measures the duration of proofs.
+        nice: added to the niceness of a worker (0 to 19), so that the API has priority.
+        timeout: seconds after which a proof is cancelled and its worker killed; 0 means
             max(60, 50 × the slowest self-test).
-        command: what starts a worker.
-        spawn: starts it.
+        command: the command line of a worker.
+        spawn: starts a worker.
 
     Attributes:
-        fingerprints: of the circuits whose keys are warm.
-        deaths: how often a worker ended without being told to, `died` by itself or by a `timeout` of its proof.
+        fingerprints: fingerprints of the loaded keys, by circuit.
+        deaths: number of unexpected ends of workers: `died` (exited) and `timeout` (killed after a timeout).
     """
 
     def __init__(
@@ -89,41 +89,42 @@ class ProverPool:
 
     @property
     def workers(self) -> int:
-        """How many proofs can be made at once."""
+        """Number of concurrent proofs."""
         return self._workers
 
     @property
     def ready(self) -> bool:
-        """Whether at least one worker has its keys warm and checked."""
+        """Whether at least one worker has loaded and checked its keys."""
         return bool(self._warm)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers that run now."""
+        """Process ids of the running workers."""
         return sorted(self._pids.values())
 
     def seconds_each(self, circuit: str) -> float | None:
-        """How long one proof of this circuit takes by the self-tests at start (median over the workers); None before
-        the first. A worker tests one circuit; the other's time is told by what they cost.
+        """Seconds that a proof of this circuit takes, estimated from the self-tests; None before the first.
+
+        The median over the workers. A self-test uses one circuit; the other one is estimated by relative cost.
         """
         return median(self._self_tests.values()) * self._factor(circuit) if self._self_tests else None
 
     def _factor(self, circuit: str) -> float:
-        """What a proof of this circuit costs, in those of the self-test."""
+        """Cost of a proof of this circuit relative to that of the self-test."""
         return COST[circuit] / COST[self._circuits[0]]
 
     def timeout(self, circuit: str) -> float:
-        """Seconds that a proof of this circuit may take."""
+        """Timeout of a proof of this circuit, in seconds."""
         if self._timeout > 0:
             return self._timeout
         slowest = max(self._self_tests.values(), default=0.0) * self._factor(circuit)
         return max(TIMEOUT_FLOOR, TIMEOUT_FACTOR * slowest)
 
     async def wait_ready(self) -> None:
-        """Wait until a worker is warm: its keys are made and checked.
+        """Wait until a worker has loaded and checked its keys.
 
         Raises:
-            ProverError: the keys are not those of the chain's circuits; the service must not start.
+            ProverError: a circuit's keys do not match their fingerprint; the service must not start.
         """
         assert self._fatal is not None, "run() starts the workers"
         warm = asyncio.ensure_future(self._first_warm.wait())
@@ -136,55 +137,55 @@ class ProverPool:
             warm.cancel()
 
     async def run(self) -> None:
-        """Keep the workers running until cancelled; then kill them all.
+        """Run the workers, and restart them when they exit, until cancelled; then kill them.
 
         Raises:
             ProverError: a circuit's keys do not match their fingerprint.
         """
         self._fatal = asyncio.get_running_loop().create_future()
-        keepers = [asyncio.create_task(self._keep(slot)) for slot in range(self._workers)]
+        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self._workers)]
         try:
             await self._fatal
         finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await _all_ended(keepers)
-            self._fail_waiting()
+            for task in tasks:
+                task.cancel()
+            await _all_ended(tasks)
+            self._cancel_queued()
 
     async def prove(self, job: ProofJob, *, started: Callable[[], None] = lambda: None) -> Proof:
         """Make one proof.
 
         Args:
-            job: the witness and what is to be proven.
-            started: called when a worker takes the job up (not when it is queued).
+            job: the witness and the public inputs.
+            started: called when a worker starts the job (not when it is queued).
 
         Raises:
             ProverTimeout: it took longer than `timeout`; the worker was killed.
-            ProverDied: the worker ended by itself.
-            ProofFailed: the prover refused the witness.
+            ProverDied: the worker exited unexpectedly.
+            ProofFailed: the prover rejected the witness.
         """
-        begun = self._clock.monotonic()
+        started_at = self._clock.monotonic()
 
         def on_start() -> None:
-            nonlocal begun
-            begun = self._clock.monotonic()
+            nonlocal started_at
+            started_at = self._clock.monotonic()
             started()
 
-        reply = await self._ask(job.frame(), on_start)
+        reply = await self._request(job.frame(), on_start)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
             nullifier=bytes.fromhex(reply["nullifier"]),
             root=bytes.fromhex(reply["root"]),
-            seconds=self._clock.monotonic() - begun,
+            seconds=self._clock.monotonic() - started_at,
         )
 
     async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
-        """Whether our own verifier accepts this proof for these public inputs (raises as `prove`)."""
-        asked = {"op": "verify", "circuit": circuit, "proof": proof, **asdict(statement)}
-        reply = await self._ask(asked, lambda: None)
+        """Check a proof for these public inputs; raises the errors of `prove`."""
+        request = {"op": "verify", "circuit": circuit, "proof": proof, **asdict(statement)}
+        reply = await self._request(request, lambda: None)
         return bool(reply["ok"])
 
-    async def _ask(self, frame: Frame, started: Callable[[], None]) -> Frame:
+    async def _request(self, frame: Frame, started: Callable[[], None]) -> Frame:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         await self._queue.put(_Task(frame, future, started))
         reply = await future
@@ -192,22 +193,22 @@ class ProverPool:
             raise ProofFailed(f"{reply['error']}: {reply['message']}")
         return reply
 
-    async def _keep(self, slot: int) -> None:
-        """One worker after another in this slot, for ever."""
+    async def _run_slot(self, slot: int) -> None:
+        """Run one worker after another until a fatal error."""
         assert self._fatal is not None
         failures = 0
         while not self._fatal.done():
             await self._clock.sleep(RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)])
-            served = await self._one_life(slot)
-            failures = 0 if served else failures + 1
+            was_ready = await self._run_worker(slot)
+            failures = 0 if was_ready else failures + 1
 
-    async def _one_life(self, slot: int) -> bool:
-        """Start a worker and feed it until it ends, however it ends; True when it became ready."""
+    async def _run_worker(self, slot: int) -> bool:
+        """Start a worker and pass it jobs until it ends; return whether it became ready."""
         ready = False
         try:
             process = await self._spawn(self._command, threads=self._threads())
         except OSError as error:
-            log.error("no prover worker could be started", slot=slot, reason=str(error))
+            log.error("prover_start_failed", slot=slot, reason=str(error))
             return ready
         self._pids[slot] = process.pid
         try:
@@ -216,9 +217,9 @@ class ProverPool:
                 await self._serve_one(process)
         except ProverError as error:
             self.deaths["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
-            log.warning("prover worker ended", slot=slot, reason=str(error))
+            log.warning("prover_exited", slot=slot, reason=str(error))
         except Exception:
-            log.exception("prover worker given up", slot=slot)
+            log.exception("prover_failed", slot=slot)
         finally:
             self._warm.discard(slot)
             self._pids.pop(slot, None)
@@ -226,7 +227,7 @@ class ProverPool:
         return ready
 
     def _threads(self) -> int:
-        """Threads of one proof: one, unless there are more cores than workers."""
+        """Threads of a proof: one, unless there are more cores than workers."""
         return max(1, (os.cpu_count() or 1) // self._workers)
 
     async def _start(self, slot: int, process: Worker) -> bool:
@@ -238,7 +239,7 @@ class ProverPool:
                 self._fatal.set_exception(
                     ProverError(
                         str(reply["message"]),
-                        advice="This build's circuits are not those of the chain: install a release build.",
+                        advice="The circuits of this build differ from the chain's; install a release build.",
                     )
                 )
             return False
@@ -248,7 +249,7 @@ class ProverPool:
         self._self_tests[slot] = float(reply["self_test_seconds"])
         self._warm.add(slot)
         self._first_warm.set()
-        log.info("prover worker ready", slot=slot, seconds=round(self._self_tests[slot], 3))
+        log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
     async def _serve_one(self, process: Worker) -> None:
@@ -269,7 +270,7 @@ class ProverPool:
             task.future.set_result(reply)
 
     async def _next_task(self, process: Worker) -> _Task:
-        """The next job, or ProverDied when the idle worker ends first."""
+        """Wait for the next job; raise ProverDied if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.ended())
         try:
@@ -277,24 +278,24 @@ class ProverPool:
             if ended.done():
                 if getter.done() and not getter.cancelled():
                     self._queue.put_nowait(getter.result())
-                raise ProverDied(f"a worker ended while idle (status {ended.result()})")
+                raise ProverDied(f"worker exited while idle (status {ended.result()})")
             return getter.result()
         finally:
             getter.cancel()
             ended.cancel()
 
-    def _fail_waiting(self) -> None:
+    def _cancel_queued(self) -> None:
         while not self._queue.empty():
             self._queue.get_nowait().future.cancel()
 
 
 async def _all_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for cancelled tasks to end, also when the waiter is cancelled again: no worker is left behind."""
-    again = False
+    """Wait for cancelled tasks, even if cancelled again, so that no worker process remains."""
+    was_cancelled = False
     while not all(task.done() for task in tasks):
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            again = True
-    if again:
+            was_cancelled = True
+    if was_cancelled:
         raise asyncio.CancelledError

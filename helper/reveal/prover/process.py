@@ -1,4 +1,4 @@
-"""One worker process as the pool sees it: frames out, frames back, and an end that is certain."""
+"""Prover worker process: exchanges frames with a worker and kills it reliably."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from helper.reveal.prover import frames
 from helper.reveal.prover.frames import Frame
 
 WorkerCommand = Sequence[str]
-"""The program and arguments that start one worker."""
+"""The program and arguments that start a worker."""
 
 
 class Worker(Protocol):
-    """A running worker, as `WorkerProcess` is."""
+    """A running worker: `WorkerProcess`, or its substitute in the simulation."""
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         ...
 
     async def ended(self) -> int:
-        """Wait until it has ended; how it did."""
+        """Wait for the worker's end and return its exit status."""
         ...
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
-        """Ask and wait for the answer; raises ProverTimeout or ProverDied."""
+        """Send a request and return the reply. Raises ProverTimeout or ProverDied."""
         ...
 
     async def kill(self) -> None:
-        """End it and wait until it is gone."""
+        """Kill the worker and wait for its end."""
         ...
 
 
 class Spawn(Protocol):
-    """Starts workers, as `WorkerProcess.spawn` does."""
+    """Starts a worker (`WorkerProcess.spawn`)."""
 
     async def __call__(self, command: WorkerCommand, *, threads: int) -> Worker:
-        """Start one; `threads` is how many a proof may use. Raises OSError."""
+        """Start a worker whose proofs use `threads` threads. Raises OSError."""
         ...
 
 
 class WorkerProcess:
-    """A running worker with a pipe to it and one from it."""
+    """A running worker process, connected by two pipes."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -57,7 +57,7 @@ class WorkerProcess:
 
     @classmethod
     async def spawn(cls, command: WorkerCommand, *, threads: int) -> WorkerProcess:
-        """Start one; `threads` is how many a proof may use."""
+        """Start a worker whose proofs use `threads` threads."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -69,19 +69,19 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     async def ended(self) -> int:
-        """Wait until it has ended; its exit status, or minus the signal that ended it."""
+        """Wait for the worker's end; return its exit status, or the negated number of the signal that killed it."""
         return await self._process.wait()
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
-        """Ask and wait for the answer.
+        """Send a request and return the reply.
 
         Raises:
-            ProverTimeout: no answer within `timeout` seconds; the worker is of no more use.
-            ProverDied: the worker has ended, or answered nonsense.
+            ProverTimeout: no reply within `timeout` seconds; the worker must not be used any more.
+            ProverDied: the worker exited, or its reply is invalid.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -92,10 +92,10 @@ class WorkerProcess:
         except TimeoutError:
             raise ProverTimeout(f"no proof within {timeout:.0f} s") from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            raise ProverDied(f"a worker ended during a proof ({type(error).__name__})") from None
+            raise ProverDied(f"worker exited during a proof ({type(error).__name__})") from None
 
     async def kill(self) -> None:
-        """End it and wait until it is gone, also when we are being cancelled: SIGKILL takes no time."""
+        """Kill the worker and wait for its end, even if cancelled: SIGKILL takes effect immediately."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._input.close()

@@ -1,4 +1,4 @@
-"""A made-up share to prove at start: shows that keys, prover and verifier fit together, and how long a proof takes."""
+"""Sample share for the self-test at start: checks keys, prover and verifier, and measures a proof."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX = 3
 
 
 def sample_job() -> dict[str, Any]:
-    """The keyword arguments of `proofs.prove` for one valid share, alone in its tree."""
+    """Return the arguments of `proofs.prove` for a valid share in a tree with one leaf."""
     _, public = proofs.elgamal_keygen(None)
     ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(16)]
     blinds = [proofs.random_field() for _ in ciphertexts]
@@ -39,7 +39,7 @@ def sample_job() -> dict[str, Any]:
 
 
 def sample_statement(job: dict[str, Any], made: proofs.Proved) -> proofs.Statement:
-    """The public inputs that the proof of `sample_job` must verify with."""
+    """Return the public inputs of the proof of `sample_job`."""
     return proofs.Statement(
         nullifier=made.nullifier,
         c1=job["c1"],

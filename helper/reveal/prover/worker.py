@@ -1,8 +1,8 @@
-"""One prover worker: `python -m helper.reveal.prover.worker`, started by the service, never by hand.
+"""Prover worker process, started by the service as `python -m helper.reveal.prover.worker`.
 
-It makes the keys of the circuits it was told (and checks them against their fingerprints), proves once to know how
-long a proof takes here, says that it is ready, then answers frames one at a time until its input ends. The input ends
-when the service does, however it ended; the reading thread then ends the worker at once, in the middle of a proof too.
+The worker creates the keys of the requested circuits, checks their fingerprints, makes one proof as a self-test and
+reports that it is ready. It then answers frames one at a time until its input ends, which happens when the service
+exits for any reason. The reading thread then terminates the worker immediately, even during a proof.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from helper.runtime.hardening import harden_process
 
 
 class Engine(Protocol):
-    """What makes and checks proofs; the real one is `CircuitEngine`, tests of the queue bring a quick one."""
+    """Makes and checks proofs: `CircuitEngine`, or a fast substitute in tests."""
 
     def warm(self, circuits: list[str]) -> Mapping[str, str]:
-        """Make the keys of these circuits and give each one's fingerprint."""
+        """Create the keys of the circuits and return their fingerprints."""
         ...
 
     def self_test(self, circuit: str) -> float:
-        """Make and check one proof; seconds of the proving alone."""
+        """Make and check one proof; return the seconds that proving took."""
         ...
 
     def prove(self, job: Frame) -> Frame:
-        """Make the proof that the job asks for."""
+        """Make one proof."""
         ...
 
     def verify(self, job: Frame) -> Frame:
-        """Check the proof that the job carries."""
+        """Check one proof."""
         ...
 
 
@@ -45,11 +45,11 @@ class CircuitEngine:
     """The Halo 2 circuits."""
 
     def warm(self, circuits: list[str]) -> Mapping[str, str]:
-        """Make the keys and check their fingerprints (`proofs.CircuitError` when they are not the chain's)."""
+        """Create the keys and check their fingerprints. Raises `proofs.CircuitError` if they differ."""
         return {name: proofs.warm(name) for name in circuits}
 
     def self_test(self, circuit: str) -> float:
-        """Prove a made-up share against a tree with one leaf, and verify it."""
+        """Prove a sample share against a tree with one leaf, and verify the proof."""
         from helper.reveal.prover.selftest import sample_job, sample_statement  # noqa: PLC0415 - needed once, at start
 
         job = sample_job()
@@ -57,11 +57,11 @@ class CircuitEngine:
         made = proofs.prove(circuit, **job)
         seconds = time.perf_counter() - started
         if not proofs.verify(circuit, made.proof, sample_statement(job, made)):
-            raise proofs.CircuitError(f"{circuit}: a proof made at start does not verify")
+            raise proofs.CircuitError(f"{circuit}: the proof of the self-test is not valid")
         return seconds
 
     def prove(self, job: Frame) -> Frame:
-        """Prove one share against one anchor; all bytes come as hex."""
+        """Prove one share against one anchor; bytes are hex-encoded."""
         made = proofs.prove(
             job["circuit"],
             path=bytes.fromhex(job["path"]),
@@ -92,12 +92,12 @@ class CircuitEngine:
 
 
 def main(engine: Engine) -> None:
-    """Answer frames on standard input and output until the input ends."""
+    """Answer frames from standard input on standard output until the input ends."""
     harden_process()
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     reader = threading.Thread(target=_read_frames, args=(sys.stdin.buffer, inbox), daemon=True)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # a stray print of a library must not become part of a frame
+    os.dup2(2, 1)  # output that a library prints must not become part of a frame
     reader.start()
     while True:
         _reply(replies, _answer(engine, inbox.get()))
@@ -106,7 +106,7 @@ def main(engine: Engine) -> None:
 def _read_frames(stream: IO[bytes], inbox: queue.SimpleQueue[Frame]) -> None:
     while (frame := frames.read(stream)) is not None:
         inbox.put(frame)
-    os._exit(0)  # the service is gone; nothing here is worth finishing
+    os._exit(0)  # the service has exited; the current proof is not needed
 
 
 def _reply(stream: IO[bytes], frame: Frame) -> None:
@@ -118,7 +118,7 @@ def _reply(stream: IO[bytes], frame: Frame) -> None:
 
 def _answer(engine: Engine, frame: Frame) -> Frame:
     try:
-        return _do(engine, frame)
+        return _run(engine, frame)
     except proofs.CircuitError as error:
         return {"error": "circuit", "message": str(error)}
     except proofs.ProofsError as error:
@@ -127,7 +127,7 @@ def _answer(engine: Engine, frame: Frame) -> Frame:
         return {"error": "protocol", "message": type(error).__name__}
 
 
-def _do(engine: Engine, frame: Frame) -> Frame:
+def _run(engine: Engine, frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
             os.nice(frame["nice"])

@@ -80,9 +80,7 @@ async def test_the_end_is_reported_with_its_reason_and_keeps_the_witness(line: L
             await fail_once(line)
             line.clock.advance(64)
     errors = [entry for entry in logs if entry["log_level"] == "error"]
-    assert [(e["event"], e["stage"], e["reason"]) for e in errors] == [
-        ("a share has failed for good", "proof", "the circuit refused")
-    ]
+    assert [(e["event"], e["stage"], e["reason"]) for e in errors] == [("share_failed", "proof", "the circuit refused")]
     assert line.stats.counts == {"failed": 1, "failures": 5, "retry_proof": 4}
     assert await line.store.counts() == {ROUND: {ShareState.FAILED: 1}}
     assert line.row(1, "length(primary_blind), length(share_comms)") == (32, 512)

@@ -124,7 +124,7 @@ async def test_broadcaster_logs_an_answer_of_one_kind_once_for_many_shares(line:
             await line.broadcaster.send(share)
         line.all_nodes(SPENT)
         await line.next_block()
-    delays = [(log.get("endpoint"), log["outcome"]) for log in logs if log["event"] == "a reveal is not in yet"]
+    delays = [(log.get("endpoint"), log["outcome"]) for log in logs if log["event"] == "reveal_not_accepted"]
     assert len(line.nodes.posts) == 40
     assert len(delays) == len(set(delays))
     assert {outcome for _, outcome in delays} == {"BEHIND", "SPENT"}
@@ -356,7 +356,7 @@ async def test_a_message_that_can_never_be_taken_fails_and_is_reported(line: Lin
         await line.next_block()
     assert line.nodes.asked == [FIRST, SECOND]
     assert line.row(1, "state, attempts, length(primary_blind)") == (ShareState.FAILED, 0, 32)
-    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["a share has failed for good"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["share_failed"]
     assert line.stats.counts["failed"] == 1
     assert line.stats.summary(0)["recent_failures"] == [
         {"stage": "broadcast", "reason": "invalid message field: proposal"}

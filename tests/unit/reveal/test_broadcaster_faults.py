@@ -62,7 +62,7 @@ async def test_an_error_with_one_unconfirmed_reveal_stops_no_other(line: Line) -
     await line.prepared(1)
     with capture_logs() as logs:
         await line.broadcaster.reconcile(line.height)
-    assert [entry["event"] for entry in logs] == ["an unconfirmed reveal could not be seen to"]
+    assert [entry["event"] for entry in logs] == ["follow_up_failed"]
     line.all_nodes(ACCEPTS)
     await line.prepared(2)
     line.store.broken.add("record_outcome")

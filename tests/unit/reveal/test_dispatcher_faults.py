@@ -72,7 +72,7 @@ async def test_the_database_may_be_away_for_a_while(line: Line) -> None:
             for _ in range(5):
                 await line.later(1)
             await line.settle()
-        told = [entry["error"] for entry in logs if entry["event"] == "the queue could not be worked"]
+        told = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
         assert told == ["claim_due failed"], "told once, not once a second"
         assert "release_claim" in line.store.journal
         assert await line.turns_at_rest() == 0
@@ -89,7 +89,7 @@ async def test_the_loop_outlives_errors_that_nobody_thought_of(line: Line) -> No
         line.store.after["next_due_ms"] = surprise
         with capture_logs() as logs:
             await line.settle()
-        assert [entry["event"] for entry in logs] == ["the queue could not be worked"]
+        assert [entry["event"] for entry in logs] == ["dispatch_failed"]
         await line.put(1)
         await until(lambda: line.nodes.posts)
 

@@ -143,7 +143,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) ->
     runner = asyncio.create_task(pool.run())
     try:
         with capture_logs() as logs:
-            while not any(entry["event"] == "no prover worker could be started" for entry in logs):
+            while not any(entry["event"] == "prover_start_failed" for entry in logs):
                 await asyncio.sleep(0)
         partial = tmp_path / "partial"
         partial.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")

@@ -67,7 +67,7 @@ async def test_a_closed_round_fails_what_was_not_counted_reports_it_once_and_kee
             await look(line)
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [(e["event"], e["shares"], e["round"]) for e in errors] == [
-        ("a round closed with shares that were not counted", 3, ROUND.hex())
+        ("round_closed_with_unconfirmed_shares", 3, ROUND.hex())
     ]
     assert line.states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
     assert await line.store.counts() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
@@ -92,9 +92,7 @@ async def test_a_round_with_every_share_counted_closes_without_an_alarm(line: Li
     line.rounds.closed.add(ROUND)
     with capture_logs() as logs:
         await look(line)
-    assert [(entry["event"], entry["log_level"]) for entry in logs] == [
-        ("a round closed with every share counted", "info")
-    ]
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("round_closed", "info")]
 
 
 @pytest.mark.rule("R12")
@@ -142,8 +140,8 @@ async def test_a_round_that_closed_before_a_restart_is_alerted_before_it_is_purg
     with capture_logs() as logs:
         await look(line)
     assert [entry["event"] for entry in logs] == [
-        "a round closed with shares that were not counted",
-        "round purged",
+        "round_closed_with_unconfirmed_shares",
+        "round_purged",
     ]
 
 
