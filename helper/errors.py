@@ -1,40 +1,40 @@
-"""Every error of the helper, in one tree.
+"""Error classes of the helper.
 
     HelperError
-    ├── ConfigError             a setting is wrong or missing
-    ├── StoreError              the database did not do what was asked
-    │   ├── StoreFull           no space left: nothing was written, try again when there is
-    │   ├── StoreCorrupt        the file is damaged: restore a backup
+    ├── ConfigError             a setting is invalid or missing
+    ├── StoreError              a database operation failed
+    │   ├── StoreFull           no space left on the disk; nothing was written
+    │   ├── StoreCorrupt        the database is damaged
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
-    │   ├── StoreLocked         another daemon has this file open
+    │   ├── StoreLocked         another daemon has the database open
     │   ├── StoreDisplaced      the file, or its write-ahead log, is not at its path
-    │   ├── StoreMoved          the queue is in another database now, or not yet wholly in this one
-    │   ├── StoreCopyDiffers    a copy is not what it was made from
-    │   └── StoreUnreachable    the shared database does not answer
-    ├── LeaseError              whether this host may send could not be found out
-    │   └── LeaseHeld           another host does
+    │   ├── StoreMoved          the queue was migrated to another database, or is not completely in this one yet
+    │   ├── StoreCopyDiffers    a copy differs from its source
+    │   └── StoreUnreachable    the shared database does not respond
+    ├── LeaseError              the state of the sender's lease is unknown
+    │   └── LeaseHeld           another host holds the lease
     ├── BackupError             a backup could not be made, read or restored
-    │   └── BackupKeyError      the passphrase or identity does not open it
-    ├── TransferError           an export can not be made or read
-    ├── EvidenceError           a bundle is no evidence of a reveal
-    ├── ActRefused              what an operator asked for is not done as things stand
+    │   └── BackupKeyError      the passphrase or identity does not decrypt it
+    ├── ExportFileError         an export could not be made or read
+    ├── ProofBundleError        a proof bundle is invalid or could not be made
+    ├── ActionRefused           an operator action was refused
     │   └── NothingThere        there is no such share or round
-    ├── BucketError             an object store did not do what was asked
-    │   └── BucketRefused       it does not let this host, or there is no such bucket
-    ├── DaemonError             the running helper did not answer a command as it should
-    │   └── DaemonSilent        it does not answer at all
-    ├── ChainError              a node did not do what was asked
-    │   ├── ChainUnavailable    no node could be asked
-    │   ├── ChainAnswerError    a node answered what cannot be
-    │   │   └── InvalidAnswer   it is an HTTP error, or cannot be read
-    │   └── WrongChain          a node of another chain
-    ├── ProverError             a proof was not made
+    ├── BucketError             an object store operation failed
+    │   └── BucketRefused       access denied, or no such bucket
+    ├── DaemonError             the running daemon could not answer a command
+    │   └── DaemonSilent        it does not respond at all
+    ├── ChainError              a request to a node failed
+    │   ├── ChainUnavailable    no node is available
+    │   ├── ChainAnswerError    a node's response is invalid or contradictory
+    │   │   └── InvalidAnswer   it is an HTTP error or cannot be parsed
+    │   └── WrongChain          the node belongs to another chain
+    ├── ProverError             a proof could not be made
     │   ├── ProverTimeout       it took too long; the worker was killed
-    │   ├── ProverDied          the worker ended by itself (out of memory, a kill)
-    │   └── ProofFailed         the circuit refused the witness
-    └── ShareRefused            a wallet's share was not taken
+    │   ├── ProverDied          the worker exited unexpectedly (out of memory, a signal)
+    │   └── ProofFailed         the circuit rejected the witness
+    └── ShareRefused            a wallet's share was rejected
 
-Each class says whether the same thing may be tried again (`retryable`) and what an operator does about it (`advice`).
+Each class says whether the operation may be retried (`retryable`) and what an operator can do (`advice`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ from typing import ClassVar
 
 
 class HelperError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of the helper.
+
+    Attributes:
+        retryable: whether the same operation may succeed later.
+        advice: what an operator can do.
+    """
 
     retryable: ClassVar[bool] = False
-    advice: str = "Look at the log line before this one."
+    advice: str = "Check the previous log line."
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
         super().__init__(message)
@@ -55,29 +60,29 @@ class HelperError(Exception):
 
 
 class ConfigError(HelperError):
-    """A setting is wrong; nothing was started."""
+    """A setting is invalid; nothing was started."""
 
-    advice = "Mend the settings named above, then check them with `svote-helper config validate`."
+    advice = "Fix the settings listed above, then run `svote-helper config validate`."
 
 
 class StoreError(HelperError):
-    """The database refused an operation; nothing of it was kept."""
+    """A database operation failed; nothing of it was stored."""
 
     retryable = True
-    advice = "Check the disk that holds the database; the helper goes on by itself once it can write."
+    advice = "Check the disk that holds the database; the helper continues automatically once it can write."
 
 
 class StoreFull(StoreError):
-    """There is no space left on the disk of the database."""
+    """No space is left on the disk of the database."""
 
-    advice = "Free space on the disk of the database; the helper goes on by itself."
+    advice = "Free space on the disk of the database; the helper then continues automatically."
 
 
 class StoreCorrupt(StoreError):
     """The database file is damaged."""
 
     retryable = False
-    advice = "Stop the helper, keep the damaged file, and restore the newest backup beside it."
+    advice = "Stop the helper, save the damaged file, and restore the newest backup to another path."
 
 
 class StoreForeign(StoreError):
@@ -85,8 +90,8 @@ class StoreForeign(StoreError):
 
     retryable = False
     advice = (
-        "Point [helper] db_path at this helper's own database, or start the version that wrote it; "
-        "if it is this helper's own, it is damaged: restore the newest backup."
+        "Set [helper] db_path to this helper's own database, or start the version that wrote it. "
+        "If it is this helper's own, it is damaged: restore the newest backup."
     )
 
 
@@ -94,7 +99,7 @@ class StoreLocked(StoreError):
     """Another daemon has this database open."""
 
     retryable = False
-    advice = "Stop the other daemon first, or give this one a db_path of its own."
+    advice = "Stop the other daemon first, or set another db_path for this one."
 
 
 class StoreDisplaced(StoreError):
@@ -102,173 +107,173 @@ class StoreDisplaced(StoreError):
 
     retryable = False
     advice = (
-        "Move the file back to its path: the helper then continues by itself. Do not delete the write-ahead log, and "
-        "do not stop the helper before that if the file was deleted."
+        "Move the file back to its path; the helper then continues automatically. Do not delete the write-ahead log. "
+        "If the file was deleted, do not stop the helper before it is back."
     )
 
 
 class StoreMoved(StoreError):
-    """This database is not where the queue is: it was moved away from here, or not yet wholly here."""
+    """The queue was migrated to another database, or its migration to this one is incomplete."""
 
     retryable = False
-    advice = "Start the helper where the queue is."
+    advice = "Start the helper with the database that holds the queue."
 
 
 class StoreCopyDiffers(StoreError):
-    """A copy was compared with what it was made from, and is not the same."""
+    """A copy was compared with its source and differs."""
 
     retryable = False
     advice = (
-        "Nothing was moved: the queue is where it was. Give the command again; if they differ again, look at the disk "
-        "and the memory of the target's machine."
+        "Nothing was migrated; the queue remains in the source database. Run the command again. If the copy differs "
+        "again, check the disk and the memory of the target machine."
     )
 
 
 class StoreUnreachable(StoreError):
-    """The shared database does not answer."""
+    """The shared database does not respond."""
 
-    advice = "Look whether PostgreSQL runs, and whether this host may connect to it."
+    advice = "Check whether PostgreSQL is running, and whether this host can connect to it."
 
 
 class LeaseError(HelperError):
-    """Whether this host may send could not be found out: it goes on for as long as it surely may, and then waits."""
+    """The state of the sender's lease is unknown. The host sends until its current term ends, then waits."""
 
     retryable = True
-    advice = "Look whether the place of the lease can be reached; sending goes on by itself once it can."
+    advice = "Check whether the storage of the lease is reachable; sending resumes automatically."
 
 
 class LeaseHeld(LeaseError):
-    """Another host sends; of those that share a queue, one does."""
+    """Another host holds the sender's lease."""
 
     retryable = False
     advice = (
         "Run one host with the role sender (or all) and the others as api or prover; set [sender] standby = true on a "
-        "host that is to wait and take over when the sender is gone. Where each has a file of its own, one file is a "
-        "copy of the other: keep one of them."
+        "host that should take over when the sender fails. If each host has its own database file, one is a copy of "
+        "the other: use only one of them."
     )
 
 
 class BackupError(HelperError):
-    """A backup could not be made, read or restored; the database is as it was."""
+    """A backup could not be made, read or restored; the database is unchanged."""
 
-    advice = "Nothing was changed; mend what is named and run the command again."
+    advice = "Nothing was changed. Fix the problem and run the command again."
 
 
 class BackupKeyError(BackupError):
-    """This passphrase or identity does not open the backup or export, or that is not what it was."""
+    """The passphrase or identity does not decrypt the backup or export, or the file is damaged."""
 
-    advice = "Give the passphrase or the identity of this very file; if it is the right one, the file is damaged."
+    advice = "Use the passphrase or the identity of this file. If it is the right one, the file is damaged."
 
 
 class ExportFileError(HelperError):
-    """An export of the queue could not be made, or what is to be imported is none."""
+    """An export of the queue could not be made, or the file to import is not an export."""
 
     advice = "Make the export again, with a version of the helper that this one can read."
 
 
 class ProofBundleError(HelperError):
-    """What should be evidence of a reveal is none, or can not be made."""
+    """A proof bundle is invalid, or could not be made."""
 
-    advice = "Have the bundle made anew by whoever made it, or from the chain: `svote-helper proof export`."
+    advice = "Ask for a new bundle, or make one from the chain: `svote-helper proof export`."
 
 
 class ActionRefused(HelperError):
-    """What an operator asked for is not done as things stand; nothing was changed."""
+    """An operator action is not possible in the current state; nothing was changed."""
 
     advice = "Nothing was changed."
 
 
 class NothingThere(ActionRefused):
-    """There is no such share or round, or more than one."""
+    """No share or round matches, or more than one does."""
 
-    advice = "See `svote-helper queue list` and `svote-helper rounds`."
+    advice = "Run `svote-helper queue list` and `svote-helper rounds`."
 
 
 class BucketError(HelperError):
-    """An object store did not do what was asked, or it is not known whether it did."""
+    """An object store operation failed, or its result is unknown."""
 
     retryable = True
-    advice = "See whether the object store can be reached; what was to be done there is tried again by itself."
+    advice = "Check whether the object store is reachable; the operation is retried automatically."
 
 
 class BucketRefused(BucketError):
-    """An object store does not let this host, or has no such bucket."""
+    """The object store denies access to this host, or has no such bucket."""
 
     retryable = False
-    advice = "Look at the bucket's name, at [s3] endpoint and region, at the credentials and at what they permit."
+    advice = "Check the bucket's name, [s3] endpoint and region, the credentials and their permissions."
 
 
 class DaemonError(HelperError):
-    """The running helper is there and could not answer a command."""
+    """The running daemon responded, but could not execute a command."""
 
-    advice = "Look into the helper's log."
+    advice = "Check the helper's log."
 
 
 class DaemonSilent(DaemonError):
-    """What should be the running helper does not answer at all."""
+    """The daemon does not respond."""
 
 
 class ChainError(HelperError):
-    """A node of the vote chain did not do what was asked."""
+    """A request to a node of the vote chain failed."""
 
     retryable = True
-    advice = "See which endpoint is named and whether it is up and in step with the chain."
+    advice = "Check whether the node is running and in sync."
 
 
 class ChainUnavailable(ChainError):
-    """No node could be asked: unreachable, syncing, stale, or set aside."""
+    """No node is available: all are unreachable, syncing, stale or excluded."""
 
 
 class ChainAnswerError(ChainError):
-    """A node answered what cannot be: see `InvalidAnswer`, or what contradicts itself or other answers."""
+    """A node's response is invalid, or contradicts itself or other responses."""
 
 
 class InvalidAnswer(ChainAnswerError):
-    """The answer to a single question is an HTTP error or cannot be read (HTML, half a JSON, a wrong type or length).
+    """A response is an HTTP error or cannot be parsed (HTML, truncated JSON, a wrong type or length).
 
-    It says nothing against the node's answers to other questions.
+    The node's responses to other requests may still be valid.
     """
 
 
 class WrongChain(ChainError):
-    """A node serves another chain than the one this helper works for."""
+    """A node belongs to another chain than the configured one."""
 
     retryable = False
-    advice = "Remove the endpoint from [chain] endpoints, or set [chain] chain_id to the chain you mean."
+    advice = "Remove the node from [chain] endpoints, or correct [chain] chain_id."
 
 
 class ProverError(HelperError):
-    """A proof was not made."""
+    """A proof could not be made."""
 
     retryable = True
-    advice = "The share is tried again; if it happens often, look at memory and CPU of the machine."
+    advice = "The share is retried automatically. If this happens often, check the machine's memory and CPU."
 
 
 class ProverTimeout(ProverError):
     """The proof took longer than the hard limit and its worker was killed."""
 
-    advice = "The machine is much slower than at start; look at its load, or raise [prover] timeout_seconds."
+    advice = "The machine is much slower than at start; check its load, or raise [prover] timeout_seconds."
 
 
 class ProverDied(ProverError):
-    """A prover worker ended by itself."""
+    """A prover worker exited unexpectedly."""
 
-    advice = "Look for the out-of-memory killer in the kernel's log; lower [helper] max_concurrent_proofs."
+    advice = "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs."
 
 
 class ProofFailed(ProverError):
-    """The prover could not make a proof from this witness."""
+    """The prover could not make a proof from the witness."""
 
 
 class ShareRefused(HelperError):
-    """A wallet's share was not taken.
+    """A wallet's share was rejected.
 
     Attributes:
-        status: the HTTP status that the wallet gets.
-        field: the payload's field that broke a rule, as the wallet wrote it, or None.
+        status: the HTTP status of the response.
+        field: the name of the invalid payload field, or None.
     """
 
-    advice = "Nothing: the wallet was told why."
+    advice = "No action is needed; the response to the wallet contains the reason."
 
     def __init__(self, status: int, message: str, *, field: str | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The service without its queue (`[helper] disable`): validators join and the page is served, no share is taken."""
+"""Admin-only mode (`[helper] disable`): serves validator onboarding and the page, without a queue."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from helper.runtime.supervisor import supervise
 
 
 class AdminOnlyService:
-    """The admin part and the page, over the chain's nodes."""
+    """Serves the admin API and the page, and accepts no shares."""
 
     def __init__(self, config: Config, *, endpoints: NodePool, clock: Clock) -> None:
-        self._doors = Listeners(config, endpoints=endpoints, clock=clock)
+        self._listeners = Listeners(config, endpoints=endpoints, clock=clock)
         self._endpoints = endpoints
         self._interval = config.chain.poll_seconds
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns when all has ended."""
+        """Begin to stop; `run` returns once everything has ended."""
         self._stop.set()
 
     async def alive(self) -> str:
-        """How it is, in a few words."""
-        return "takes no shares ([helper] disable)"
+        """Return a short status."""
+        return "accepts no shares ([helper] disable)"
 
     async def run(
         self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
     ) -> None:
-        """Run until `stop`; `started` is called with the base URL once the socket listens.
+        """Run until `stop`.
 
-        `listener` is that socket, if somebody has opened it already.
+        Args:
+            started: called with the base URL once the socket listens.
+            listener: the socket, if it is already open.
 
         Raises:
-            HelperError: it could not start, or must not go on.
+            HelperError: the service could not start, or must not continue.
         """
         try:
-            async with self._doors.open(started, listener) as servers:
-                await supervise({"endpoints": self._follow(), **self._doors.parts}, servers, self._stop)
+            async with self._listeners.open(started, listener) as servers:
+                await supervise({"endpoints": self._follow(), **self._listeners.parts}, servers, self._stop)
         finally:
             await self._endpoints.aclose()
 

@@ -1,4 +1,4 @@
-"""Where the service touches the world, so that a simulation can put another world around it."""
+"""The service's connections to the outside world, which a simulation can replace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from helper.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What surrounds the service, beside its clock and its doors.
+    """Replaceable dependencies of the service.
 
     Attributes:
-        store: keeps the shares; None opens what the settings name.
-        nodes: the chain's nodes; None connects to those that the settings name.
+        store: the queue; None opens the configured database.
+        nodes: the chain's nodes; None connects to the configured ones.
         spawn: starts a prover worker.
-        checks: the hashes of a share.
+        checks: computes the hashes of a share.
     """
 
     store: Store | None = None

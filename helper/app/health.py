@@ -1,4 +1,4 @@
-"""How the service is: whether it takes shares, whether it reveals them, and what operators are told of it."""
+"""Health of the service: readiness, admission, dispatch, and the facts shown to operators."""
 
 from __future__ import annotations
 
@@ -22,53 +22,52 @@ from helper.runtime.hardening import process_facts
 from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
 
 UNWRITABLE = "the queue cannot be written"
-CLOCKS_APART = "this machine's clock and the chain's are too far apart"
+CLOCKS_APART = "this machine's clock differs too much from the chain's"
+NO_NODE_IN_SYNC = "no chain node is in sync"
 PAUSE_GRACE = 30.0
-"""Seconds for which dispatch may be paused before the service is not ready: a node that is restarted, or one that rests
-after an error, pauses it for less.
-"""
+"""Seconds for which dispatch may be paused before the service is not ready. A restart of a node pauses it for less."""
 UNREAD = "the blocks since the last stop are not read yet"
 
 
 class Disk(Protocol):
-    """The part of the store that tells whether it can be written."""
+    """The part of the store that reports whether it can be written."""
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be written, None while it can."""
+        """Why the store cannot be written, or None."""
         ...
 
 
 class ClusterState(Protocol):
-    """What the other hosts have to do with this one (`helper.cluster.membership`)."""
+    """Conditions that other hosts impose on this one (`helper.cluster.membership.ClusterMember`)."""
 
     @property
     def off(self) -> str | None:
-        """Why this host's clock is not the one that all go by, or None."""
+        """Why this host's clock is considered wrong, or None."""
         ...
 
     @property
     def waits(self) -> str | None:
-        """Why nothing of the queue is proven here for now, or None."""
+        """Why this host proves no shares now, or None."""
         ...
 
     @property
     def elsewhere(self) -> str | None:
-        """Why no share is taken here, or None."""
+        """Why this host admits no shares, or None."""
         ...
 
 
 class ServiceHealth:
-    """The service's own judgement of itself.
+    """Decides whether shares may be admitted and dispatched, and reports health.
 
     Args:
-        stale_after: seconds after which the newest block is too old to take shares by.
-        tolerance: seconds by which a share's time may lie after the chain's newest block when it is dispatched.
-        role: what this host does of it all: what it does not do, it need not be ready for.
-        among: what other hosts have to do with it; None where there is one host.
+        stale_after: age in seconds from which the newest block is too old to admit shares.
+        tolerance: seconds a due time may be ahead of the newest block time.
+        role: the role of this host; only the parts that it uses must be healthy.
+        among: conditions that other hosts impose; None if there is only one host.
 
     Attributes:
-        revealing: whether the queue is worked: provers warm, chain known, circuit chosen. Set once by the service.
+        revealing: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
     """
 
     def __init__(
@@ -108,72 +107,75 @@ class ServiceHealth:
 
     @property
     def ready(self) -> bool:
-        """Whether shares are taken and revealed: the chain was synced once, the provers' keys are warm."""
+        """Whether shares are admitted and revealed."""
         working = not self._role.works or (self.revealing and self._prover.ready)
         return working and self.intake_paused() is None
 
     @property
     def sends(self) -> bool:
-        """Whether what is proven may be sent: the service has begun, and its clock is that of the other hosts."""
-        return self.revealing and self._off() is None
+        """Whether prepared messages may be sent: dispatch has started and the clock is correct."""
+        return self.revealing and self._clock_fault() is None
 
     def intake_paused(self) -> str | None:
-        """Why no share is taken now, or None: the disk takes it, rounds and trees are known, and not long ago.
+        """Why no share is admitted now, or None.
 
-        It goes by the newest block that any node in step has shown: a node that rests after an error, or is away for
-        a moment, is no reason to turn wallets away. Nodes that answer and are all out of step are.
+        The newest block that any node in sync has reported decides whether the chain is current. So a node that is
+        unreachable for a moment does not pause admission, but nodes that respond and are all out of sync do.
         """
         return (
-            self._unwritable() or self._off() or self._elsewhere() or self._out_of_step() or self._all_rounds_paused()
+            self._unwritable()
+            or self._clock_fault()
+            or self._intake_blocked()
+            or self._not_in_sync()
+            or self._all_rounds_paused()
         )
 
     def round_paused(self, round_id: bytes) -> str | None:
-        """Why nothing of this round may be taken or revealed now though nodes are in step, or None: none of them shows
-        the round, or its tree, as it should be.
+        """Why no share of this round may be admitted or revealed although nodes are in sync, or None.
+
+        The reason is that no node reports the round, or its tree, consistently with what was verified before.
         """
         return self._rounds.frozen(round_id) or self._trees.contradicted(round_id)
 
     def checks(self) -> list[Check]:
-        """All that must be well for shares to be taken and revealed, for `/readyz`."""
-        found = [
+        """Run the checks that `/readyz` reports."""
+        checks = [
             Check("store", self._unwritable()),
-            Check("chain", self._out_of_step()),
-            Check("clock", self._off() or (CLOCKS_APART if self._endpoints.clock_suspect else None)),
+            Check("chain", self._not_in_sync()),
+            Check("clock", self._clock_fault() or (CLOCKS_APART if self._endpoints.clock_suspect else None)),
             Check("blocks", self._blocks_missing(), self._unread_blocks()),
             Check("rounds", self._all_rounds_paused() or self._frozen_with_shares(), self._rounds_note()),
             Check("circuit", self._circuits.paused),
         ]
         if self._among is not None:
-            found.append(Check("sender", self._among.waits))
+            checks.append(Check("sender", self._among.waits))
         if self._role.works:
-            found.append(Check("provers", None if self._prover.ready else "no prover is ready"))
-            found.append(Check("queue", None if self.revealing else "starting: the queue is not worked yet"))
-            found.append(Check("dispatch", self._long_pause()))
-        return found
+            checks.append(Check("provers", None if self._prover.ready else "no prover is ready"))
+            checks.append(Check("queue", None if self.revealing else "starting: dispatch has not begun"))
+            checks.append(Check("dispatch", self._long_pause()))
+        return checks
 
-    def _off(self) -> str | None:
-        """Why this host's clock is not the one that all hosts go by, or None."""
+    def _clock_fault(self) -> str | None:
         return None if self._among is None else self._among.off
 
-    def _elsewhere(self) -> str | None:
-        """Why no share is taken, as another host has this queue's copy, or None."""
+    def _intake_blocked(self) -> str | None:
         return None if self._among is None else self._among.elsewhere
 
     def _unwritable(self) -> str | None:
-        """Why nothing can be stored, or None. Anybody may read it: what the disk said is for the log alone."""
+        """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
         reason = self._store.trouble
         return reason if reason in {None, DISPLACED, LOG_DISPLACED} else UNWRITABLE
 
-    def _out_of_step(self) -> str | None:
-        """Why what we know of the chain is not enough to take shares by, or None."""
+    def _not_in_sync(self) -> str | None:
+        """Why the chain's state is not known well enough to admit shares, or None."""
         if not self._follower.ready:
             return "starting: the chain was not read yet"
         newest = self._endpoints.time_at(EVER)
-        in_time = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
-        return None if in_time and not self._endpoints.out_of_step else "no node is in step with the chain"
+        is_current = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
+        return None if is_current and not self._endpoints.out_of_step else NO_NODE_IN_SYNC
 
     def _blocks_missing(self) -> str | None:
-        """Why it is not known what has counted, or None."""
+        """Why confirmations may be missing, or None."""
         if self._listener.disputed is not None:
             return f"nodes show different reveals in block {self._listener.disputed}"
         if self._listener.stalled is not None:
@@ -181,18 +183,18 @@ class ServiceHealth:
         return None if self._listener.arrived else UNREAD
 
     def _unread_blocks(self) -> str | None:
-        """How many older blocks are not read yet, or None where all are. Shares are revealed meanwhile."""
+        """The number of older blocks that are not read yet, or None. Shares are revealed meanwhile."""
         left = self._listener.history.blocks_left
         return f"{left} older blocks are still to be read; shares are revealed meanwhile" if left else None
 
     def _all_rounds_paused(self) -> str | None:
-        """Why no round that takes votes can be worked on, or None: where one can, the others hold it up in nothing."""
+        """Why all active rounds are paused, or None if at least one is not."""
         open_rounds = [known for known in self._rounds.open() if known.status is RoundStatus.ACTIVE]
         reasons = [self.round_paused(known.round_id) for known in open_rounds]
         return reasons[0] if reasons and all(reasons) else None
 
     def _frozen_with_shares(self) -> str | None:
-        """Which frozen rounds have waiting shares, or None. Intake of other rounds goes on."""
+        """Which frozen rounds have waiting shares, or None. Other rounds are not affected."""
         frozen = [
             f"round {round_id.hex()[:8]} is frozen with {number} waiting shares"
             for round_id, number in self._rounds.frozen_shares().items()
@@ -200,12 +202,12 @@ class ServiceHealth:
         return "; ".join(frozen) or None
 
     def _rounds_note(self) -> str | None:
-        """What nodes report about single rounds and is not accepted, None without such a report."""
+        """Node reports about single rounds that were not accepted, or None."""
         reports = [f"round {round_id.hex()[:8]}: {text}" for round_id, text in self._rounds.unconfirmed().items()]
         return "; ".join(reports) or None
 
     def gate(self) -> DispatchGate:
-        """What may be dispatched now."""
+        """Return the conditions for dispatch, and note when a pause begins."""
         gate = self._gate()
         if gate.paused is None:
             self._paused_since = None
@@ -221,16 +223,16 @@ class ServiceHealth:
 
     def _gate(self) -> DispatchGate:
         if (unwritable := self._unwritable()) is not None:
-            return DispatchGate(frozenset(), 0.0, unwritable)  # the proof could not be stored, and would be made again
-        if self._endpoints.clock_suspect or self._off() is not None:
-            return DispatchGate(frozenset(), 0.0, self._off() or CLOCKS_APART)
-        if self._among is not None and (waits := self._among.waits) is not None:
-            return DispatchGate(frozenset(), 0.0, waits)
+            return DispatchGate(frozenset(), 0.0, unwritable)  # a proof could not be stored
+        if self._endpoints.clock_suspect or self._clock_fault() is not None:
+            return DispatchGate(frozenset(), 0.0, self._clock_fault() or CLOCKS_APART)
+        if self._among is not None and (work_blocked := self._among.waits) is not None:
+            return DispatchGate(frozenset(), 0.0, work_blocked)
         head = self._endpoints.head
         if head is None:
-            return DispatchGate(frozenset(), 0.0, "no node is in step with the chain")
+            return DispatchGate(frozenset(), 0.0, NO_NODE_IN_SYNC)
         if not self._listener.arrived:
-            # Shares that were counted since the last stop or the restored backup need no proof. The wait is bounded.
+            # Shares confirmed since the last stop or the restored backup need no proof. The wait is bounded.
             return DispatchGate(frozenset(), 0.0, UNREAD)
         rounds = frozenset(
             known.round_id
@@ -246,16 +248,16 @@ class ServiceHealth:
         )
 
     def _age_of(self, time: float | None) -> float | None:
-        """Seconds since a block's time by our clock, None where it is not known."""
+        """Seconds since a block time by the local clock; None if the time is unknown."""
         return None if time is None else round(self._clock.now() - time, 3)
 
     def _tree_lag(self) -> int | None:
-        """Blocks by which our trees are behind the newest block, None before either is known."""
+        """Blocks by which the trees are behind the newest block; None before a block is known."""
         head = self._endpoints.head
         return None if head is None else max(0, head.height - self._trees.synced_height)
 
     def facts(self) -> dict[str, Any]:
-        """For operators: health, timings, pauses; nothing of one share."""
+        """Return health, timings and pauses for operators, without data of single shares."""
         reasons = self._endpoints.reasons()
         return {
             "ready": self.ready,

@@ -1,5 +1,7 @@
-"""Everything that listens, and what stands behind it beside the queue: the wallets' port with the admin API, the
-operators' events, the chain's own routes and the page on it; the control socket; the figures.
+"""Listening sockets and the applications on them.
+
+The wallets' port serves the wallet API, the admin API, the operators' events, the chain gateway and the page. The
+control socket serves the operator API, and a third port the metrics.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from starlette.types import ASGIApp
 from admin.schemas import ChainFacts, UiConfig
 from admin.service import AdminService
 from admin.url_policy import first_publishable
+from helper.app.health import NO_NODE_IN_SYNC
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
@@ -40,19 +43,19 @@ from helper.server.routes.page import Page
 from helper.server.routes.wallet import WalletView
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.doors")
+log = structlog.get_logger("helper.app")
 
 BUILT_PAGE = Path(__file__).resolve().parents[2] / "ui_dist"
-"""The page that comes along."""
+"""The page that is installed with the helper."""
 
 
 class Listeners:
-    """What is served, and where.
+    """The HTTP servers and their applications.
 
     Args:
         config: the settings.
-        endpoints: the chain's nodes, which the admin part asks about staking and the gateway passes requests to.
-        clock: the time.
+        endpoints: the chain's nodes, used by the admin API (staking) and the gateway.
+        clock: the clock.
     """
 
     def __init__(self, config: Config, *, endpoints: NodePool, clock: Clock) -> None:
@@ -64,15 +67,15 @@ class Listeners:
             per_second=config.helper.refused_per_second,
             trusted=config.trusted_networks,
         )
-        self._onlooker = ReadOnlyNodePool(endpoints, timeout=config.chain.timeout_seconds)
-        self._desk = _desk(config, endpoints, self._onlooker, clock)
-        self._page = _page(config, self._desk)
-        self._gateway = self._make_gateway(endpoints) if config.gateway.enable else None
-        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else "no node is in step")]
+        self._node_pool = ReadOnlyNodePool(endpoints, timeout=config.chain.timeout_seconds)
+        self._admin = _create_admin(config, endpoints, self._node_pool, clock)
+        self._page = _create_page(config, self._admin)
+        self._gateway = self._create_gateway(endpoints) if config.gateway.enable else None
+        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else NO_NODE_IN_SYNC)]
         self._stats = Stats()
-        self._read: Callable[[], Awaitable[Figures]] = self._refusals_alone
+        self._read: Callable[[], Awaitable[Figures]] = self._refusals_only
         self._feed: Feed | None = None
-        self._wallets: ASGIApp = wrapped(described([], self._more()), self._limits)
+        self._wallets: ASGIApp = wrapped(described([], self._common_routes()), self._limits)
         self._operators: ASGIApp | None = None
 
     def join_queue(
@@ -86,66 +89,69 @@ class Listeners:
         stats: Stats,
         operators: Sequence[BaseRoute] = (),
     ) -> None:
-        """Serve the queue too: to wallets, to operators, and its figures.
+        """Add the wallet API, the operator API and the metrics of the queue.
 
         Args:
-            view: what wallets may ask of; None where no share is taken.
-            store: what operators may look at.
-            rounds: the rounds known.
-            facts: what only the running service knows.
-            checks: looks at all that must be well.
-            stats: what the service counts.
-            operators: routes for operators alone.
+            view: the wallet API's view of the service; None if this host admits no shares.
+            store: the queue, for the operator API.
+            rounds: the round registry.
+            facts: returns the facts that only the running service knows.
+            checks: runs the health checks.
+            stats: the service's counters.
+            operators: further routes of the operator API.
         """
         self._checks = checks
-        reading = QueueObserver(store, rounds, facts, refusals=self._limits.refusals, clock=self._clock)
-        self._read, self._stats = reading.figures, stats
-        self._feed = Feed(reading.overview, clock=self._clock, name=secrets.token_hex(4))
+        observer = QueueObserver(store, rounds, facts, refusals=self._limits.refusals, clock=self._clock)
+        self._read, self._stats = observer.figures, stats
+        self._feed = Feed(observer.overview, clock=self._clock, name=secrets.token_hex(4))
         settings = self._config.helper
-        others = [events_route(self._feed, self._config.operator.token), *self._more()]
+        more_routes = [events_route(self._feed, self._config.operator.token), *self._common_routes()]
         if view is None:
             token = self._config.operator.token
-            self._wallets = wrapped(described([], others, operator_token=token), self._limits)
+            self._wallets = wrapped(described([], more_routes, operator_token=token), self._limits)
         else:
             self._wallets = create_app(
                 view,
                 api_token=settings.api_token,
                 expose_queue_status=settings.expose_queue_status,
                 limits=self._limits,
-                more=others,
+                more=more_routes,
                 operator_token=self._config.operator.token,
             )
-        more = [*operators, *overview_routes(self._feed, reading.overview), *health_routes(checks)]
-        self._operators = create_operator_app(store, facts, more=more)
+        operator_routes = [*operators, *overview_routes(self._feed, observer.overview), *health_routes(checks)]
+        self._operators = create_operator_app(store, facts, more=operator_routes)
 
     @property
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What has to run for ever behind the doors, by name."""
-        found: dict[str, Coroutine[Any, Any, None]] = {}
-        if self._desk is not None:
-            found["admin desk"] = self._desk.run()
+        """Background tasks of the applications, by name."""
+        parts: dict[str, Coroutine[Any, Any, None]] = {}
+        if self._admin is not None:
+            parts["admin service"] = self._admin.run()
         if self._feed is not None:
-            found["feed"] = self._feed.run()
-        return found
+            parts["feed"] = self._feed.run()
+        return parts
 
     @contextlib.asynccontextmanager
     async def open(
         self, started: Callable[[str], None], listener: socket.socket | None = None
     ) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        """All of it, from listening to the end of the last request; yields the servers' tasks.
+        """Listen and serve until the last request is complete.
 
         Args:
             started: called with the wallets' base URL once the sockets listen.
-            listener: the wallets' socket, where it is open already.
+            listener: the wallets' socket, if it is already open.
+
+        Yields:
+            The servers' tasks.
 
         Raises:
-            HelperError: an address cannot be had, or the registrations' file cannot be opened.
+            HelperError: an address cannot be bound, or the registrations' file cannot be opened.
         """
         settings = self._config.helper
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._onlooker.aclose)
-            if self._desk is not None:
-                await stack.enter_async_context(self._desk.opened())
+            stack.push_async_callback(self._node_pool.aclose)
+            if self._admin is not None:
+                await stack.enter_async_context(self._admin.opened())
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(contextlib.closing(listener or bind_tcp(settings.host, settings.port)))
@@ -166,19 +172,19 @@ class Listeners:
                     server.should_exit = True
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _more(self) -> list[BaseRoute]:
-        """The routes beside the queue's; the page is the last, as it answers every path."""
+    def _common_routes(self) -> list[BaseRoute]:
+        """Routes that do not depend on the queue. The page comes last, because it matches every path."""
         routes: list[BaseRoute] = [*health_routes(self._checks)]
         if self._gateway is not None:
             routes += self._gateway.routes()
-        if self._desk is not None:
-            routes.append(self._desk.mount)
+        if self._admin is not None:
+            routes.append(self._admin.mount)
         if self._page is not None:
             routes.append(self._page.route())
         return routes
 
     def _metrics_server(self) -> Server:
-        # loaded here: who does not want figures need not wait for their library
+        # Imported here, so that hosts without metrics need not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
         from helper.server.routes.metrics import LIMITS, create_metrics_app  # noqa: PLC0415
 
@@ -188,20 +194,20 @@ class Listeners:
     def _metrics_listener(self) -> contextlib.closing[socket.socket]:
         settings = self._config.metrics
         listener = bind_tcp(settings.host, settings.port, section="metrics")
-        log.info("figures are served", url=f"{base_url(listener)}/metrics")
+        log.info("metrics_listening", url=f"{base_url(listener)}/metrics")
         return contextlib.closing(listener)
 
-    async def _refusals_alone(self) -> Figures:
-        """The figures where there is no queue."""
+    async def _refusals_only(self) -> Figures:
+        """Metrics of a host without a queue."""
         return Figures(now=self._clock.now(), refusals=self._limits.refusals)
 
-    def _make_gateway(self, endpoints: NodePool) -> Gateway:
-        passage = GatewayProxy(endpoints, timeout=self._config.chain.timeout_seconds, connections=AT_ONCE)
-        return Gateway(passage, client=self._limits.client)
+    def _create_gateway(self, endpoints: NodePool) -> Gateway:
+        proxy = GatewayProxy(endpoints, timeout=self._config.chain.timeout_seconds, connections=AT_ONCE)
+        return Gateway(proxy, client=self._limits.client)
 
 
 def published_addresses(config: Config) -> tuple[str, str]:
-    """The chain's REST and RPC addresses that anyone may read at `/api/chain`; "" where there is none to publish."""
+    """Return the chain's REST and RPC addresses that `/api/chain` publishes; "" if there is none."""
     production = config.admin.mode == "production"
     return (
         config.ui.chain_rest or first_publishable(config.chain_endpoints, production=production),
@@ -209,14 +215,16 @@ def published_addresses(config: Config) -> tuple[str, str]:
     )
 
 
-def _page(config: Config, desk: AdminService | None) -> Page | None:
+def _create_page(config: Config, admin: AdminService | None) -> Page | None:
     if not config.ui.enable:
         return None
     folder = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE
-    return Page(folder) if desk is None else Page(folder, connect_to=lambda: desk.vote_server_origins)
+    return Page(folder) if admin is None else Page(folder, connect_to=lambda: admin.vote_server_origins)
 
 
-def _desk(config: Config, endpoints: NodePool, onlooker: ReadOnlyNodePool, clock: Clock) -> AdminService | None:
+def _create_admin(
+    config: Config, endpoints: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock
+) -> AdminService | None:
     if config.admin.disable:
         return None
     ui = config.ui
@@ -234,7 +242,7 @@ def _desk(config: Config, endpoints: NodePool, onlooker: ReadOnlyNodePool, clock
         db_path=config.admin_db_path,
         config_url=config.admin.config_url,
         ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
-        chain=onlooker,
+        chain=read_only_pool,
         facts=facts,
         clock=clock,
         trusted=config.trusted_networks,

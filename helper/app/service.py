@@ -1,7 +1,7 @@
-"""The composition root: the only place where the parts are made and joined, started and stopped in order.
+"""Composition root: creates the components, connects them, and starts and stops them in order.
 
-Start: database (and what a crash left half-way), sockets, chain, provers, then the queue. Stop: no more requests,
-those under way finish, the queue lets go, the workers end, the database closes.
+Start: database (with recovery after a crash), sockets, chain, provers, then dispatch. Stop: new requests are refused,
+pending ones complete, dispatch ends, the workers exit, the database closes.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ HOUR = 3600.0
 
 
 class Service:
-    """The whole helper, wired from its settings.
+    """The complete helper, created from its settings.
 
     Args:
         config: validated settings.
-        clock: the time; tests bring their own.
-        prover_command: what starts a prover worker; tests of the queue bring a quicker prover.
-        edges: where it touches the world, the real ones unless told; the simulation brings others.
+        clock: the clock; the system's if None.
+        prover_command: the command line of a prover worker; tests use a faster prover.
+        edges: connections to the outside world; the real ones if None. The simulation replaces them.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Service:
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         self.circuits = CircuitSelector(config.prover.circuit, clock=self.clock, remember=self.store.set_meta)
         self.prover = ProverPool(
-            # who only sends checks a proof now and then, when the chain refuses it
+            # A host that only sends needs one worker, to check proofs that the chain refuses.
             workers=config.proof_slots if self.role.proves else 1,
             circuits=self.circuits.needed,
             clock=self.clock,
@@ -102,12 +102,11 @@ class Service:
         self._checks = edges.checks
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
-        self.among = None if self.lease is None else self._join_others(self.lease)
-        self._join()
+        self.among = None if self.lease is None else self._join_cluster(self.lease)
+        self._create_components()
 
-    def _join_others(self, lease: Lease) -> ClusterMember:
-        """Be one of several hosts."""
-        self.store.listen(self._on_word)
+    def _join_cluster(self, lease: Lease) -> ClusterMember:
+        self.store.listen(self._on_notification)
         return ClusterMember(
             self.store,
             lease=lease,
@@ -119,8 +118,8 @@ class Service:
             changed=self._on_sender,
         )
 
-    def _join(self) -> None:
-        """Make the parts that need other parts."""
+    def _create_components(self) -> None:
+        """Create the components that depend on others."""
         common: dict[str, Any] = {"store": self.store, "clock": self.clock, "stats": self.stats}
         self.follower = ChainFollower(
             endpoints=self.endpoints,
@@ -133,7 +132,7 @@ class Service:
             self.endpoints,
             self.rounds,
             clock=self.clock,
-            mine=self._leads,
+            mine=self._is_leader,
             on_block=self._on_block,
             on_spent=self._on_confirmed,
         )
@@ -159,14 +158,14 @@ class Service:
             stats=self.stats,
             maximum=self.config.helper.max_attempts,
         )
-        way: dict[str, Any] = {
+        reveal_dependencies: dict[str, Any] = {
             **common,
             "trees": self.trees,
             "endpoints": self.endpoints,
             "circuits": self.circuits,
             "attempts": attempts,
         }
-        self.broadcaster = Broadcaster(**way, verifier=self.prover, lease=self.lease)
+        self.broadcaster = Broadcaster(**reveal_dependencies, verifier=self.prover, lease=self.lease)
         retention = Retention(
             **common,
             rounds=self.rounds,
@@ -175,7 +174,7 @@ class Service:
         )
         self.processor = Dispatcher(
             store=self.store,
-            revealer=Revealer(**way, prover=self.prover),
+            revealer=Revealer(**reveal_dependencies, prover=self.prover),
             broadcaster=self.broadcaster if self.role.sends else None,
             retention=retention if self.among is None else None,
             gate=self.vitals.gate,
@@ -207,11 +206,11 @@ class Service:
             self.config,
             self.endpoints,
             lambda: self.rounds.all() if self.rounds.synced else None,
-            mine=self._leads,
+            mine=self._is_leader,
             clock=self.clock,
             env=os.environ,
         )
-        self.upkeep = Maintenance(self.store, mine=self._leads, clock=self.clock)
+        self.upkeep = Maintenance(self.store, mine=self._is_leader, clock=self.clock)
         self.wallet_view = WalletView(
             intake=self.intake,
             store=self.store,
@@ -223,31 +222,31 @@ class Service:
         )
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns when all has ended."""
+        """Begin to stop; `run` returns once everything has ended."""
         self._stop.set()
 
     async def alive(self) -> str:
-        """How it is, in a few words, once the database's thread has had a turn; not at all while that hangs."""
+        """Return a short status, after the database's thread has responded; block while it hangs."""
         await self.store.pulse()
         paused = self.vitals.intake_paused() or self._paused()
-        return paused or ("takes and reveals shares" if self.vitals.ready else "starting: the provers are not ready")
+        return paused or ("accepts and reveals shares" if self.vitals.ready else "starting: the provers are not ready")
 
     async def run(
         self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
     ) -> None:
-        """Run until `stop`, or until a part fails in a way that cannot be mended.
+        """Run until `stop`, or until a component fails for good.
 
         Args:
             started: called with the wallets' base URL once the sockets listen.
-            listener: the wallets' socket, if somebody has opened it already.
+            listener: the wallets' socket, if it is already open.
 
         Raises:
-            HelperError: the service could not start, or must not go on.
+            HelperError: the service could not start, or must not continue.
         """
         for failure in harden_process():
-            log.warning("not hardened", reason=failure)
-        doors = Listeners(self.config, endpoints=self.endpoints, clock=self.clock)
-        doors.join_queue(
+            log.warning("process_not_hardened", reason=failure)
+        listeners = Listeners(self.config, endpoints=self.endpoints, clock=self.clock)
+        listeners.join_queue(
             self.wallet_view if self.role.takes else None,
             self.store,
             self.rounds,
@@ -259,11 +258,11 @@ class Service:
                 *operator_action_routes(self.operations),
             ],
         )
-        async with self.opened(), doors.open(started, listener) as servers:
-            await self.work(servers, doors.parts)
+        async with self.opened(), listeners.open(started, listener) as servers:
+            await self.work(servers, listeners.parts)
 
-    def _leads(self) -> bool:
-        """Whether this host does what one host does for all."""
+    def _is_leader(self) -> bool:
+        """Whether this host runs the tasks that only one host runs."""
         return self.lease is None or self.lease.held
 
     def _chain_now(self) -> float:
@@ -271,15 +270,15 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """With the database open, and what it holds taken back: queue, rounds, trees.
+        """Open the database, restore queue, rounds and trees from it, and close it at the end.
 
         Raises:
-            HelperError: the database cannot be used, or is of another chain.
+            HelperError: the database cannot be used, or belongs to another chain.
         """
         await self.store.open()
         try:
             recovered = await self.store.recover()
-            log.info("queue opened", recovered=recovered)
+            log.info("queue_opened", recovered=recovered)
             await self.rounds.restore()
             await self.trees.restore()
             if self.among is not None:
@@ -289,7 +288,7 @@ class Service:
             await self.store.close()
 
     def _paused(self) -> str | None:
-        """Why what this host does with shares that were taken rests, or None."""
+        """Why this host's processing of admitted shares is paused, or None."""
         return self.processor.paused if self.role.proves else self.vitals.gate().paused if self.role.sends else None
 
     def _facts(self) -> dict[str, Any]:
@@ -305,14 +304,14 @@ class Service:
     async def work(
         self, servers: Sequence[asyncio.Task[None]] = (), beside: Mapping[str, Coroutine[Any, Any, None]] | None = None
     ) -> None:
-        """Everything that runs for ever, until `stop` is called; `opened` before.
+        """Run all background components until `stop` is called. Requires `opened`.
 
         Args:
-            servers: tasks that take shares in meanwhile; they are left to the caller.
-            beside: further parts that run for ever, by name.
+            servers: server tasks to watch; the caller ends them.
+            beside: further components, by name.
 
         Raises:
-            HelperError: a part ended by itself.
+            HelperError: a component ended unexpectedly.
         """
         parts = {
             **(beside or {}),
@@ -333,7 +332,7 @@ class Service:
             await self.endpoints.aclose()
 
     async def _process(self) -> None:
-        """The queue's work, once provers are warm and the chain's circuit is chosen."""
+        """Dispatch and send, once the provers are ready and the circuit is selected."""
         await asyncio.sleep(0)
         await self.prover.wait_ready()
         await self.follower.wait_ready()
@@ -341,7 +340,7 @@ class Service:
         self.endpoints.subscribe(self.processor.wake)
         self.vitals.revealing = True
         circuit = self.circuits.current
-        log.info("ready", circuit=circuit, self_test=self.prover.seconds_each(circuit))
+        log.info("service_ready", circuit=circuit, self_test=self.prover.seconds_each(circuit))
         if self.among is None:
             await self.processor.run()
             return
@@ -352,26 +351,26 @@ class Service:
                 group.create_task(self.sending.run())
 
     async def _choose_circuit(self) -> None:
-        """Ask the chain who it is; the node's version may tell the generation."""
+        """Select the circuit generation by the chain's id and the node's version."""
         info = None
         while info is None:
             try:
                 info = await self.endpoints.call(lambda client: client.node_info())
             except HelperError as error:
-                log.warning("the chain could not be asked for its version", error=str(error))
+                log.warning("chain_version_unknown", error=str(error))
                 await self.clock.sleep(self.config.chain.poll_seconds)
         remembered = await self.store.get_meta(CircuitSelector.key(info.chain_id))
         self.circuits.begin(info.chain_id, info.version, remembered)
 
-    def _on_word(self, word: str) -> None:
-        """Another host has said something; "" when what it said may have been lost."""
-        if word != PREPARED:
+    def _on_notification(self, channel: str) -> None:
+        """Handle a notification of another host; "" if notifications may have been lost."""
+        if channel != PREPARED:
             self.processor.wake()
-        if word != DUE:
+        if channel != DUE:
             self.sending.wake()
 
     def _on_sender(self) -> None:
-        """This host sends from now on."""
+        """Handle the acquisition of the sender's lease."""
         self.broadcaster.took_over()
         self._new_block.set()
         self.sending.wake()
@@ -388,9 +387,9 @@ class Service:
             self.broadcaster.confirmed(share_id)
 
     async def _reconcile(self) -> None:
-        """After every block, see to the reveals that are not confirmed.
+        """Follow up unconfirmed reveals after each block.
 
-        At the start that waits until the listener has arrived: most of them may have been counted meanwhile.
+        At the start this waits for the block follower, because many of them may be confirmed in unread blocks.
         """
         while True:
             await self._new_block.wait()
@@ -399,5 +398,5 @@ class Service:
                 followed = self.listener.caught_up and self.listener.arrived
                 if self.vitals.sends and self.endpoints.usable and followed:
                     await self.broadcaster.reconcile(self.listener.height or 0)
-            except Exception:  # whatever it is, the next block brings another look
-                log.exception("unconfirmed reveals could not be looked at")
+            except Exception:  # retried after the next block
+                log.exception("reconcile_failed")

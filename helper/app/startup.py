@@ -1,4 +1,4 @@
-"""Makes the service that the settings ask for, and runs it until it is told to stop."""
+"""Creates the configured service and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from helper.clock import SystemClock
 from helper.config import Config
 from helper.runtime.systemd import ServiceManager
 
-log = structlog.get_logger("helper.running")
+log = structlog.get_logger("helper.app")
 
 
 def create_service(config: Config) -> Service | AdminOnlyService:
-    """What these settings ask for: the whole helper, or all but its queue."""
+    """Create the complete helper, or the admin-only service if `[helper] disable` is set."""
     if not config.helper.disable:
         return Service(config)
     clock = SystemClock()
@@ -41,29 +41,29 @@ async def run_service(
     Args:
         service: from `create_service`.
         started: called with the wallets' base URL once the sockets listen.
-        listener: the wallets' socket, if somebody has opened it already.
-        manager: is told how the service is.
+        listener: the wallets' socket, if it is already open.
+        manager: receives the state of the service.
     """
-    told = manager or ServiceManager({}, os.getpid(), SystemClock())
+    notified = manager or ServiceManager({}, os.getpid(), SystemClock())
 
     def ready(url: str) -> None:
-        # What is loaded now stays: each search for dead cycles in all of it would stop the service for 20 to 40 ms.
+        # Exempt startup objects from garbage collection: each full pass over them would take 20 to 40 ms.
         gc.collect()
         gc.freeze()
-        told.tell("READY=1")
+        notified.tell("READY=1")
         started(url)
 
     def stop() -> None:
-        log.info("stopping")
-        told.tell("STOPPING=1", "STATUS=stopping")
+        log.info("service_stopping")
+        notified.tell("STOPPING=1", "STATUS=stopping")
         service.stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    telling = asyncio.create_task(told.keep_told(service.alive), name="manager")
+    notifier = asyncio.create_task(notified.keep_told(service.alive), name="manager")
     try:
         await service.run(started=ready, listener=listener)
     finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        notifier.cancel()
+        await asyncio.gather(notifier, return_exceptions=True)

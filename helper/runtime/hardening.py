@@ -1,4 +1,4 @@
-"""What keeps a process that holds witnesses from leaving them behind: no core file, no debugger of another user."""
+"""Process hardening: disables core dumps and debugging of processes that hold witnesses."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import sys
 from typing import Any
 
 PR_GET_DUMPABLE = 3
-"""prctl(2) option: whether the process may be dumped, 1 for yes."""
+"""prctl(2) option: returns 1 if the process is dumpable."""
 PR_SET_DUMPABLE = 4
-"""prctl(2) option: 0 makes the process not dumpable and its /proc entries root's."""
+"""prctl(2) option: 0 makes the process not dumpable and gives its /proc entries to root."""
 
 
 def harden_process() -> list[str]:
-    """Forbid core files, make the process undumpable and new files private; call first in every process.
+    """Disable core dumps and debugging, and make new files private. Call this first in every process.
 
     Returns:
-        What could not be done, one sentence each (empty where all of it holds); never raises.
+        One message for each measure that failed; empty on success. Never raises.
     """
     failures = []
     os.umask(0o077)
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (OSError, ValueError) as error:
-        failures.append(f"core files could not be forbidden: {error}")
+        failures.append(f"core dumps could not be disabled: {error}")
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-            failures.append(f"the process stays dumpable: errno {ctypes.get_errno()}")
+            failures.append(f"the process could not be made non-dumpable: errno {ctypes.get_errno()}")
     return failures
 
 
 def process_facts() -> dict[str, Any]:
-    """What this process may leave behind, and may open, for operators; plain JSON values.
+    """Return limits of this process for operators, as JSON values.
 
-    `core_bytes` is the limit of a core file (-1: none), `dumpable` whether one may be made at all (None where that
-    cannot be told), `open_files` the limits of open files, soft and hard (-1: none).
+    `core_bytes` is the size limit of core dumps (-1: unlimited), `dumpable` whether the process is dumpable (None if
+    unknown), `open_files` the soft and hard limits of open files (-1: unlimited).
     """
     dumpable = None
     if sys.platform == "linux":

@@ -1,7 +1,7 @@
-"""HTTP clients of this product: they store no cookies, follow no redirects and ignore proxy variables.
+"""Creates HTTP clients that store no cookies, follow no redirects and ignore proxy variables.
 
-A server could otherwise grow the memory of a long-lived client with `Set-Cookie` headers, and cookies would link
-requests that have nothing to do with each other. All clients are made here, and a test makes sure of it.
+With cookies, a server could grow the memory of a long-lived client and link unrelated requests. All HTTP clients of
+this product are created here; a test enforces this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httpx
 
 
 class _NoCookies(CookieJar):
-    """Stays empty, and does not parse `Set-Cookie` headers."""
+    """A cookie jar that stores nothing and does not parse `Set-Cookie` headers."""
 
     def extract_cookies(self, response: Any, request: Request) -> None:
         """Ignore the cookies of a response."""
@@ -28,12 +28,12 @@ def create_async_client(
     base_url: httpx.URL | str = "",
     headers: Mapping[str, str] | None = None,
 ) -> httpx.AsyncClient:
-    """An asynchronous client.
+    """Create an asynchronous client.
 
     Args:
         timeout: seconds for connecting and for each read and write; httpx does not limit the whole call.
         transport: sends the requests; the network if None.
-        base_url: what relative URLs are relative to.
+        base_url: the base of relative URLs.
         headers: sent with each request.
     """
     return httpx.AsyncClient(
@@ -53,7 +53,7 @@ def create_client(
     transport: httpx.BaseTransport | None = None,
     base_url: httpx.URL | str = "",
 ) -> httpx.Client:
-    """A blocking client; the arguments are those of `create_async_client`."""
+    """Create a blocking client; the arguments are those of `create_async_client`."""
     return httpx.Client(
         cookies=_NoCookies(),
         follow_redirects=False,

@@ -1,4 +1,4 @@
-"""The database, looked through now and then: what is damaged is found before it is due, what is over is forgotten."""
+"""Periodic database maintenance: integrity checks and deletion of old failure counts."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import structlog
 from helper.clock import Clock
 from helper.errors import HelperError
 
-log = structlog.get_logger("helper.upkeep")
+log = structlog.get_logger("helper.runtime")
 
 FIRST_LOOK: Final = 60.0
-"""Seconds after the start of work until the first look: what is damaged may be due soon."""
+"""Seconds until the first check, which comes early because a damaged share may be due soon."""
 LOOK_SECONDS: Final = 3600.0
-"""Seconds between two looks: a damaged index could hide a share."""
+"""Seconds between two checks. They are needed because a damaged index could hide a share."""
 
 
 class MaintainedStore(Protocol):
-    """The store, which is above this package."""
+    """The part of the store that maintenance needs; the store itself is above this package."""
 
     async def delete_old_failure_counts(self) -> object:
         """Delete failure counts of purged rounds beyond their retention."""
         ...
 
     async def verify(self) -> list[str]:
-        """Check the whole database; returns what is wrong."""
+        """Check the whole database and return the problems."""
         ...
 
 
 class Maintenance:
-    """Looks through a database for ever.
+    """Checks the database every hour.
 
     Args:
         store: the database.
-        mine: whether this host does it: one host's look is enough for all.
-        clock: for the waits.
+        mine: whether this host does the checks; of several hosts only one does.
+        clock: the clock.
     """
 
     def __init__(self, store: MaintainedStore, *, mine: Callable[[], bool], clock: Clock) -> None:
@@ -45,7 +45,7 @@ class Maintenance:
         self._clock = clock
 
     async def run(self) -> None:
-        """Look until cancelled; what cannot be looked at is told, and looked at the next time."""
+        """Run until cancelled. A failed check is logged and repeated the next time."""
         pause = FIRST_LOOK
         while True:
             await self._clock.sleep(pause)
@@ -54,7 +54,7 @@ class Maintenance:
                 continue
             try:
                 await self._store.delete_old_failure_counts()
-                for found in await self._store.verify():
-                    log.error("the database is damaged", reason=found)
+                for problem in await self._store.verify():
+                    log.error("database_damaged", reason=problem)
             except HelperError as error:
-                log.error("the database could not be checked", error=str(error), advice=error.advice)
+                log.error("database_check_failed", error=str(error), advice=error.advice)

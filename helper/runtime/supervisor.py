@@ -1,4 +1,4 @@
-"""Run parts that go on for ever, until told to stop; one that ends by itself ends them all."""
+"""Supervises background tasks: runs them until stopped; if one ends, all are cancelled."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from helper.errors import HelperError
 async def supervise(
     parts: Mapping[str, Coroutine[Any, Any, None]], servers: Sequence[asyncio.Task[None]], stop: asyncio.Event
 ) -> None:
-    """Run the parts until `stop` is set, then end them, the last first.
+    """Run the parts until `stop` is set, then cancel them in reverse order.
 
     Args:
-        parts: what goes on for ever, by name.
-        servers: tasks that are watched as well, and left to the caller.
-        stop: ends it all in order.
+        parts: background tasks by name.
+        servers: further tasks to watch; the caller ends them.
+        stop: requests the end.
 
     Raises:
-        HelperError: a part ended by itself; one that failed raises its own error.
+        HelperError: a part ended unexpectedly. If it failed, its own error is raised.
     """
     stopping = asyncio.create_task(_wait(stop))
     tasks = [stopping, *(asyncio.create_task(part, name=name) for name, part in parts.items())]
@@ -29,7 +29,7 @@ async def supervise(
         for task in done - {stopping}:
             task.result()
             if not stop.is_set():
-                raise HelperError(f"the {task.get_name()} ended by itself", advice="Look into the log and restart.")
+                raise HelperError(f"{task.get_name()} ended unexpectedly", advice="Check the log and restart.")
     finally:
         for task in reversed(tasks):
             task.cancel()
@@ -37,7 +37,7 @@ async def supervise(
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Work that may take long, given up once `stop` is set; raises what it raises."""
+    """Run `work`, and cancel it once `stop` is set. Errors of `work` are raised."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(_wait(stop))
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

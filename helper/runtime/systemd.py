@@ -1,7 +1,6 @@
-"""The service manager's side of a service: sockets that it has opened, and how the service is (systemd's conventions).
+"""systemd integration: socket activation, readiness, status and watchdog.
 
-A service that is started by hand has no manager; then nothing here does anything. The conventions are a few lines of
-environment and datagrams (sd_listen_fds(3), sd_notify(3)).
+Implements sd_listen_fds(3) and sd_notify(3). Without a service manager, all functions do nothing.
 """
 
 from __future__ import annotations
@@ -18,71 +17,71 @@ from helper.core.text import clean_text
 from helper.errors import HelperError
 
 WALLETS: Final = "wallets"
-"""The name of the socket for wallets, where there is more than one (FileDescriptorName=)."""
+"""Name of the wallets' socket, needed if more than one socket is passed (FileDescriptorName=)."""
 STATUS_SECONDS: Final = 15.0
-"""How often the manager is told how the service is, where it does not ask for more."""
+"""Interval of status notifications in seconds, unless the watchdog requires a shorter one."""
 
 _FIRST_FD: Final = 3
-_ADVICE: Final = "Give the service one listening stream socket, or call it wallets (FileDescriptorName=wallets)."
+_ADVICE: Final = "Pass one listening stream socket, or name the wallets' socket (FileDescriptorName=wallets)."
 
 
 def inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
-    """The wallets' socket that the manager has opened, or None where it opens none.
+    """Return the wallets' socket that the service manager has opened, or None.
 
     Args:
-        env: the environment; what it says of sockets is taken out of it, as it is for this process alone.
-        pid: of this process.
+        env: the environment. The socket variables are removed from it, because child processes must not use them.
+        pid: the process id of this process.
 
     Raises:
-        HelperError: it is not one that wallets can be served on.
+        HelperError: the socket that was passed is not usable, or it is ambiguous.
     """
-    told = {name: env.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
-    count = int(told["LISTEN_FDS"]) if told["LISTEN_FDS"].isdecimal() else 0
-    if told["LISTEN_PID"] != str(pid) or count == 0:
+    variables = {name: env.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
+    count = int(variables["LISTEN_FDS"]) if variables["LISTEN_FDS"].isdecimal() else 0
+    if variables["LISTEN_PID"] != str(pid) or count == 0:
         return None
-    names = told["LISTEN_FDNAMES"].split(":") if told["LISTEN_FDNAMES"] else []
-    places = [place for place in range(count) if names[place : place + 1] == [WALLETS]] or list(range(count))
-    if len(places) != 1:
-        raise HelperError(f"{count} sockets were handed over, and which is for wallets is not said", advice=_ADVICE)
-    listener = _adopted(_FIRST_FD + places[0])
+    names = variables["LISTEN_FDNAMES"].split(":") if variables["LISTEN_FDNAMES"] else []
+    indexes = [index for index in range(count) if names[index : index + 1] == [WALLETS]] or list(range(count))
+    if len(indexes) != 1:
+        raise HelperError(f"{count} sockets were passed, and the one for wallets is ambiguous", advice=_ADVICE)
+    listener = _adopt_socket(_FIRST_FD + indexes[0])
     if listener.type != socket.SOCK_STREAM or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         listener.close()
-        raise HelperError("the socket that was handed over does not listen", advice=_ADVICE)
+        raise HelperError("the socket that was passed is not listening", advice=_ADVICE)
     listener.setblocking(False)
     return listener
 
 
-def _adopted(fd: int) -> socket.socket:
-    """The socket behind a descriptor, from here on not inherited any further."""
+def _adopt_socket(fd: int) -> socket.socket:
+    """Return the socket of a descriptor, and prevent its inheritance by child processes."""
     try:
         listener = socket.socket(fileno=fd)
         listener.set_inheritable(False)
     except OSError as error:
-        raise HelperError(f"what was handed over is no socket: {error.strerror}", advice=_ADVICE) from None
+        raise HelperError(f"the descriptor that was passed is not a socket: {error.strerror}", advice=_ADVICE) from None
     return listener
 
 
 class ServiceManager:
-    """Whoever started this service and wants to know how it is.
+    """Sends notifications to the service manager (sd_notify).
 
     Args:
-        env: the environment; what is for this process alone is taken out of it.
-        pid: of this process.
-        clock: the time.
+        env: the environment. The variables for this process are removed from it.
+        pid: the process id of this process.
+        clock: the clock.
 
     Attributes:
-        watchdog: seconds in which it must hear of us; None where it does not watch.
+        watchdog: watchdog timeout in seconds; None without a watchdog.
     """
 
     def __init__(self, env: MutableMapping[str, str], pid: int, clock: Clock) -> None:
         self._address = env.pop("NOTIFY_SOCKET", "")
         self._clock = clock
-        wanted, whose = env.pop("WATCHDOG_USEC", ""), env.pop("WATCHDOG_PID", "")
-        ours = whose in ("", str(pid)) and wanted.isdecimal() and int(wanted) > 0
-        self.watchdog = int(wanted) / 1e6 if ours else None
+        microseconds, watchdog_pid = env.pop("WATCHDOG_USEC", ""), env.pop("WATCHDOG_PID", "")
+        is_watched = watchdog_pid in ("", str(pid)) and microseconds.isdecimal() and int(microseconds) > 0
+        self.watchdog = int(microseconds) / 1e6 if is_watched else None
 
     def tell(self, *lines: str) -> None:
-        """Tell it something (`READY=1`, `STATUS=…`); one that is not there any more is no concern of ours."""
+        """Send notifications such as `READY=1` or `STATUS=…`; errors are ignored."""
         if not self._address:
             return
         path = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
@@ -91,18 +90,18 @@ class ServiceManager:
             channel.sendto("\n".join(map(clean_text, lines)).encode(), path)
 
     async def keep_told(self, alive: Callable[[], Awaitable[str]]) -> None:
-        """Tell it for ever that we live, and how.
+        """Send the status and watchdog notifications until cancelled.
 
         Args:
-            alive: returns, in a few words, how the service is, once all has had a turn that must have one. While it
-                does not return, the manager hears nothing, and acts when its patience ends.
+            alive: returns a short status, once all essential parts have responded. While it does not return, no
+                watchdog notification is sent, so the service manager restarts the service after its timeout.
         """
         if not self._address:
             return
         pause = STATUS_SECONDS if self.watchdog is None else self.watchdog / 3
         while True:
-            with anyio.move_on_after(pause) as patience:
+            with anyio.move_on_after(pause) as timeout:
                 status = await alive()
-            if not patience.cancelled_caught:
+            if not timeout.cancelled_caught:
                 self.tell("WATCHDOG=1", f"STATUS={status}")
             await self._clock.sleep(pause)

@@ -130,7 +130,7 @@ class Host:
                 return
             except HelperError as error:
                 self._story.tell("service ends", repr(error))
-                if "ended by itself" in str(error):
+                if "ended unexpectedly" in str(error):
                     self._story.fail("a part of the service died", error)
                     return
                 await asyncio.sleep(RESTART_SECONDS)

@@ -70,7 +70,7 @@ async def test_shares_are_taken_until_the_newest_block_is_too_old(house: House) 
     await house.poll(59)
     assert paused() is None
     await house.poll(2)
-    assert paused() == "no node is in step with the chain"
+    assert paused() == "no chain node is in sync"
     house.network.nodes["node"] = house.node
     await house.poll(0)
     assert paused() is None
@@ -114,7 +114,7 @@ async def test_the_status_is_only_ok_where_a_share_would_be_taken(
     assert (await house.status()).json()["status"] == "ok"
     del house.network.nodes["node"]
     await house.poll(91)
-    assert "no node" in await refused()
+    assert "no chain node" in await refused()
     assert not house.service.vitals.ready
 
 
@@ -129,11 +129,11 @@ async def test_readiness_fails_while_dispatch_is_paused_for_long(house: House, m
     assert (vitals.gate().paused, dispatch()) == (None, None)
     del house.network.nodes["node"]
     await house.poll()
-    assert vitals.gate().paused == "no node is in step with the chain"
+    assert vitals.gate().paused == "no chain node is in sync"
     await house.poll(29)
     assert dispatch() is None, "a node that is restarted"
     await house.poll(1)
-    assert dispatch() == "no node is in step with the chain"
+    assert dispatch() == "no chain node is in sync"
     assert vitals.intake_paused() is None, "shares are still taken"
     house.network.nodes["node"] = house.node
     await house.poll()
@@ -195,7 +195,7 @@ async def test_a_part_that_ends_ends_the_service_with_an_error(
         monkeypatch.setattr(house.service.prover, "run", forever)
     expected: Any = HelperError if error is None else ValueError
     async with asyncio.timeout(PATIENCE):
-        with pytest.raises(expected, match=f"the {part} ended by itself" if error is None else "mistake"):
+        with pytest.raises(expected, match=f"{part} ended unexpectedly" if error is None else "mistake"):
             await house.service.run()
     assert not house.service.config.socket_path.exists()
 

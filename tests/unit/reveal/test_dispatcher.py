@@ -70,7 +70,7 @@ async def test_a_clock_set_forward_pauses_when_it_makes_every_node_stale(line: L
         await line.put(1, submit_at=START + 600)
         line.clock.jump(3600)
         await line.settle()
-        assert line.processor.paused == "no node is in step with the chain"
+        assert line.processor.paused == "no chain node is in sync"
         assert line.prover.begun == []
 
 

@@ -161,7 +161,7 @@ async def test_a_service_tells_its_manager_from_start_to_end(
         while "WATCHDOG=1" not in lines:
             lines = await heard(channel)
         status = next(line for line in lines if line.startswith("STATUS="))
-        assert status == f"STATUS={'takes no shares ([helper] disable)' if disable else STARTING}"
+        assert status == f"STATUS={'accepts no shares ([helper] disable)' if disable else STARTING}"
         os.kill(process.pid, signal.SIGSTOP)
         await silent(channel)
         os.kill(process.pid, signal.SIGCONT)

@@ -12,7 +12,7 @@ from helper.server.routes.health import health_routes
 pytestmark = pytest.mark.anyio
 
 WELL = [Check("store"), Check("chain")]
-ILL = [Check("store"), Check("chain", "no node is in step with the chain")]
+ILL = [Check("store"), Check("chain", "no chain node is in sync")]
 
 
 async def get(checks: list[Check], path: str) -> httpx.Response:
@@ -39,7 +39,7 @@ async def test_ready_lists_its_checks_when_asked_or_when_one_fails() -> None:
         assert answer.status_code == 503
         assert answer.text.splitlines() == [
             "[+]store ok",
-            "[-]chain failed: no node is in step with the chain",
+            "[-]chain failed: no chain node is in sync",
             "readyz check failed",
         ]
 
