@@ -25,7 +25,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The rest, loaded when it is asked for: the model takes half a second, a quick look must not wait for it."""
+    """Import the loader on first use: the model takes half a second, which `peek_*` callers need not wait for."""
     if name not in __all__:
         raise AttributeError(name)
     from helper.config import loader  # noqa: PLC0415

@@ -1,4 +1,7 @@
-"""Which settings file is read, and a first look into it that costs no time: only the standard library is loaded."""
+"""Finds the settings file and reads single values without validation.
+
+Imports only the standard library, so that fast commands need not load the model.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ ENV_PREFIX: Final = "SVOTE_HELPER_"
 ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
 ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a name
 NOT_SETTINGS: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
-"""Variables that no setting is taken from."""
+"""Variables with the prefix that are not settings."""
 CREDENTIALS: Final = {
     ("helper", "api_token"): "api-token",
     ("operator", "token"): "operator-token",
     ("store", "url"): "store-url",
 }
-"""Settings that are secrets, and the names of credentials that they are taken from; a setting of the same key with
-`_file` behind it names another file."""
+"""Secret settings and the names of their systemd credentials. The setting `<key>_file` names another file."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"
 ADMIN_DATABASE: Final = "svote-admin.db"
@@ -29,9 +31,9 @@ SOCKET_NAME: Final = "helper.sock"
 
 
 def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
-    """The file to read: the one named, `$SVOTE_HELPER_CONFIG`, the first candidate that is there, or none.
+    """Return the file to read: `explicit`, `$SVOTE_HELPER_CONFIG`, the first candidate that exists, or None.
 
-    A file that was named is returned also when it is not there, so that reading it says so.
+    An explicitly named file is returned even if it does not exist, so that loading it reports the error.
     """
     if explicit is not None:
         return explicit
@@ -41,14 +43,14 @@ def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequenc
 
 
 def variable_of(section: str, key: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"{ENV_PREFIX}{section}_{key}".upper()
 
 
 def peek_database_path(path: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The database that a service with this file and environment will most likely open, before they are checked.
+    """Return the database path that a service with these settings most likely uses, without validation.
 
-    None when there may be none: the helper is disabled, or something is wrong, which reading the settings tells.
+    None if the helper is disabled, or the settings are invalid; loading them reports the error.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("helper", {}) if path is not None else {}
@@ -61,7 +63,7 @@ def peek_database_path(path: Path | None, env: Mapping[str, str]) -> Path | None
 
 @dataclass(frozen=True, slots=True)
 class ListenAddresses:
-    """Where a helper answers: its control socket, and the wallets' address."""
+    """Listen addresses of a helper: control socket and wallet API."""
 
     socket: Path
     host: str
@@ -69,9 +71,9 @@ class ListenAddresses:
 
 
 def peek_listen_addresses(path: Path | None, env: Mapping[str, str]) -> ListenAddresses:
-    """Where a helper with this file and environment most likely answers, before they are checked.
+    """Return the addresses where a helper with these settings most likely listens, without validation.
 
-    What is wrong counts as not set: reading the settings tells it.
+    Invalid settings count as not set; loading them reports the error.
     """
     try:
         tables: dict[str, Any] = tomllib.loads(path.read_text("utf-8")) if path is not None else {}
@@ -80,8 +82,8 @@ def peek_listen_addresses(path: Path | None, env: Mapping[str, str]) -> ListenAd
 
     def value(section: str, key: str, default: str) -> str:
         table = tables.get(section)
-        told = table.get(key) if isinstance(table, dict) else None
-        return str(env.get(variable_of(section, key)) or told or default)
+        file_value = table.get(key) if isinstance(table, dict) else None
+        return str(env.get(variable_of(section, key)) or file_value or default)
 
     socket = Path(value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
     port = value("helper", "port", str(DEFAULT_PORT))

@@ -1,4 +1,4 @@
-"""The commented settings file, made from the model: `helper.toml.example`, and what `config init` writes."""
+"""Generates the commented settings file: `helper.toml.example` and the output of `config init`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from helper.config.value_text import SECTIONS, to_toml
 
 _WIDTH: Final = 100
 _HEAD: Final = """\
-# Settings of svote-helper. Every key stands here with its default; take the # away from what you change.
-# Each can also be set in the environment, as SVOTE_HELPER_<SECTION>_<KEY> (lists separated by commas).
-# `svote-helper config validate` checks this file, `svote-helper config show --origin` tells what is in force.
+# Settings of svote-helper. Every key is listed with its default; uncomment the lines that you change.
+# Each setting has an environment variable SVOTE_HELPER_<SECTION>_<KEY> (lists separated by commas).
+# `svote-helper config validate` checks this file; `svote-helper config show --origin` shows the values in effect.
 """
 
 
 def example(values: Mapping[tuple[str, str], Any] | None = None) -> str:
-    """The whole file. `# ` begins an explanation, `#` without a space a setting at its default.
+    """Return the file. `# ` begins an explanation; `#` without a space a setting at its default.
 
     Args:
-        values: settings that are not to stand there as comments, by section and key.
+        values: settings to write uncommented, by section and key.
     """
     given = values or {}
     parts = [_HEAD]
@@ -31,7 +31,7 @@ def example(values: Mapping[tuple[str, str], Any] | None = None) -> str:
         block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
         for key, field in fields.items():
             block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
-            told = given.get((section, key))
-            block += [f"#{key} = {to_toml(field.default)}" if told is None else f"{key} = {to_toml(told)}", ""]
+            value = given.get((section, key))
+            block += [f"#{key} = {to_toml(field.default)}" if value is None else f"{key} = {to_toml(value)}", ""]
         parts.append("\n".join(block))
     return "\n".join(parts).rstrip("\n") + "\n"

@@ -1,4 +1,4 @@
-"""Reading the settings from file, environment and flags, and telling every problem at once."""
+"""Loads the settings from file, environment and flags, and reports all problems together."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with the settings.
+    """A problem in the settings.
 
     Attributes:
-        source: the file, the environment variable, or the flag.
-        line: the file's line, from 1; None where there is none.
-        key: `section.key`, a section, or the variable's name; empty when it is about the whole file.
-        message: what is wrong.
-        nearest: a known name that is close to an unknown one.
+        source: the file, the environment variable or the flag.
+        line: the line in the file, from 1; None if there is none.
+        key: `section.key`, a section, or the variable's name; empty if the problem concerns the whole file.
+        message: description of the problem.
+        nearest: a known name similar to an unknown one.
     """
 
     source: str
@@ -41,15 +41,15 @@ class Problem:
     nearest: str | None = None
 
     def __str__(self) -> str:
-        """One line for people: `helper.toml:3: helper.prot: unknown key, did you mean helper.port?`."""
+        """Format as one line: `helper.toml:3: helper.prot: unknown key, did you mean helper.port?`."""
         place = self.source if self.line is None else f"{self.source}:{self.line}"
-        what = f"{self.key}: {self.message}" if self.key and self.key != place else self.message
+        text = f"{self.key}: {self.message}" if self.key and self.key != place else self.message
         hint = f", did you mean {self.nearest}?" if self.nearest else ""
-        return f"{place}: {what}{hint}"
+        return f"{place}: {text}{hint}"
 
 
 class SettingsError(ConfigError):
-    """The settings are wrong in one or more places; all of them are in `problems`."""
+    """The settings are invalid; `problems` lists every problem."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -58,7 +58,7 @@ class SettingsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: the kind, and the file with its line, the variable or the flag."""
+    """Source of a value: its kind, and the file with its line, the variable or the flag."""
 
     kind: Literal["default", "file", "env", "flag"]
     detail: str = ""
@@ -76,7 +76,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, the file that they were read from (None: no file), and the origin of every value."""
+    """The settings, the file they were read from (None if none), and the origin of every value."""
 
     config: Config
     path: Path | None
@@ -86,22 +86,22 @@ class Loaded:
 def load(
     path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Config:
-    """The settings from a file, the environment and flags; see `load_traced`."""
+    """Load the settings; see `load_traced`."""
     return load_traced(path, env, flags).config
 
 
 def load_traced(
     path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Loaded:
-    """Read and check everything.
+    """Load and validate the settings, with the origin of each value.
 
     Args:
-        path: the TOML file, or None for none (see `find_file`).
-        env: the environment; only names beginning with SVOTE_HELPER_ are looked at, and where credentials are.
-        flags: values given on the command line by `section.key`; None means that the flag was not given.
+        path: the TOML file, or None (see `find_file`).
+        env: the environment; only names with the prefix SVOTE_HELPER_ and the credentials directory are read.
+        flags: values from the command line by `section.key`; None means that the flag was not given.
 
     Raises:
-        SettingsError: with every problem of all three.
+        SettingsError: the settings are invalid.
     """
     reading = _read(path, env or {}, flags or {})
     return Loaded(reading.finish(), path, reading.all_origins())
@@ -110,7 +110,7 @@ def load_traced(
 def load_what_can_be(
     path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None
 ) -> tuple[Loaded, tuple[Problem, ...]]:
-    """The settings without what is wrong with them, as if that were not set; for who must go on all the same.
+    """Load the settings and treat invalid ones as not set, for callers that must continue.
 
     Returns:
         The settings, and every problem.
@@ -119,7 +119,7 @@ def load_what_can_be(
     try:
         config = reading.finish()
     except SettingsError as error:
-        config = reading.what_is_left(error.problems)
+        config = reading.finish_without(error.problems)
     return Loaded(config, path, reading.all_origins()), tuple(reading.problems)
 
 
@@ -134,7 +134,7 @@ def _read(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -
 
 
 class _Reading:
-    """One pass over file, environment and flags: the values, where they came from, and what was wrong."""
+    """Collects values from file, environment and flags, with their origins and problems."""
 
     def __init__(self) -> None:
         self.values: dict[Key, Any] = {}
@@ -143,7 +143,7 @@ class _Reading:
         self.problems: list[Problem] = []
 
     def file(self, path: Path) -> None:
-        """Take the keys of a TOML file."""
+        """Add the keys of a TOML file."""
         source = str(path)
         try:
             text = path.read_bytes().decode()
@@ -166,7 +166,7 @@ class _Reading:
         for section, table in document.items():
             line = toml_lines.line_of(lines, (section,))
             if section not in SECTIONS:
-                message = "unknown section" if isinstance(table, dict) else "stands outside of any section"
+                message = "unknown section" if isinstance(table, dict) else "must be inside a section"
                 self.problems.append(Problem(source, line, section, message, _nearest_section(section)))
                 continue
             if not isinstance(table, dict):
@@ -182,7 +182,7 @@ class _Reading:
                 self._take((section, key), value, Origin("file", f"{source}:{line}"), (source, line))
 
     def environment(self, env: Mapping[str, str]) -> None:
-        """Take the variables; one that names no setting is a problem too, it would be ignored in silence."""
+        """Add environment variables. An unknown one is a problem, because it would have no effect."""
         known = {variable_of(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
         for name in sorted(env):
             if not name.startswith(ENV_PREFIX) or name in NOT_SETTINGS:
@@ -195,31 +195,31 @@ class _Reading:
             self._text(key, env[name], Origin("env", name), name)
 
     def flags(self, flags: Mapping[str, Any]) -> None:
-        """Take what was given on the command line."""
+        """Add values from the command line."""
         for dotted, value in flags.items():
             if value is None:
                 continue
             section, _, key = dotted.partition(".")
             if key not in SECTIONS.get(section, {}):
-                raise KeyError(f"no setting is called {dotted}")
+                raise KeyError(f"unknown setting {dotted}")
             self._take((section, key), value, Origin("flag", dotted), (f"flag {dotted}", None))
 
     def secrets(self, env: Mapping[str, str]) -> None:
-        """Take what stands in files of its own: those that the settings name, then the service manager's."""
+        """Add secrets from files: those named in the settings, then systemd credentials."""
         for (section, key), credential in CREDENTIALS.items():
-            named = self.values.get((section, f"{key}_file"))
-            if named and isinstance(named, str):
+            file_name = self.values.get((section, f"{key}_file"))
+            if file_name and isinstance(file_name, str):
                 if self.values.get((section, key)):
-                    self._at((section, f"{key}_file"), f"is set, and {key} too: leave one of them out")
+                    self._at((section, f"{key}_file"), f"cannot be combined with {key}: remove one of them")
                 else:
-                    self._secret((section, key), Path(named), (section, f"{key}_file"))
+                    self._secret((section, key), Path(file_name), (section, f"{key}_file"))
             elif env.get(CREDENTIALS_DIRECTORY) and (section, key) not in self.values:
                 file = Path(env[CREDENTIALS_DIRECTORY], credential)
                 if file.exists():
                     self._secret((section, key), file, (section, key))
 
     def _secret(self, key: Key, file: Path, blamed: Key) -> None:
-        """The first line of a file as a setting; what is wrong with it is told of the setting that led to it."""
+        """Set `key` to the first line of a file; problems are reported for the setting `blamed`."""
         self.places.setdefault(blamed, (str(file), None))
         try:
             lines = file.read_text("utf-8").splitlines()
@@ -230,12 +230,12 @@ class _Reading:
             self._at(blamed, f"{file} cannot be read: {error.strerror}")
             return
         if not lines or not lines[0]:
-            self._at(blamed, f"{file} begins with an empty line: it must be the {key[1]}")
+            self._at(blamed, f"{file}: the first line is empty, it must be the {key[1]}")
             return
         self._take(key, lines[0], Origin("file", str(file)), (str(file), None))
 
     def _at(self, key: Key, message: str) -> None:
-        """Note a problem with a setting that was given."""
+        """Add a problem of a setting."""
         source, line = self.places[key]
         self.problems.append(Problem(source, line, ".".join(key), message))
 
@@ -253,7 +253,11 @@ class _Reading:
         self.places[key] = place
 
     def finish(self) -> Config:
-        """Check all values together."""
+        """Validate all values and return the settings.
+
+        Raises:
+            SettingsError: there are problems.
+        """
         config: Config | None = None
         try:
             config = Config.model_validate(self._tables())
@@ -269,10 +273,10 @@ class _Reading:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config
 
-    def what_is_left(self, problems: Sequence[Problem]) -> Config:
-        """The settings without the keys that have problems; without any where that is not enough."""
-        wrong = {problem.key for problem in problems}
-        for key in [key for key in self.values if ".".join(key) in wrong]:
+    def finish_without(self, problems: Sequence[Problem]) -> Config:
+        """Return the settings without the keys that have problems, or the defaults if the rest is invalid too."""
+        invalid = {problem.key for problem in problems}
+        for key in [key for key in self.values if ".".join(key) in invalid]:
             del self.values[key]
             del self.origins[key]
         try:
@@ -287,7 +291,7 @@ class _Reading:
         return tables
 
     def all_origins(self) -> dict[str, Origin]:
-        """The origin of every setting by `section.key`, defaults too."""
+        """Return the origin of every setting by `section.key`, including defaults."""
         default = Origin("default")
         return {
             f"{section}.{key}": self.origins.get((section, key), default)
@@ -297,7 +301,7 @@ class _Reading:
 
 
 def _nearest_section(name: str) -> str | None:
-    """A section like this, or the setting of this name in its section."""
+    """Find a section with a similar name, or a setting with this name."""
     for section in SECTIONS:
         if name in SECTIONS[section]:
             return f"[{section}] {name}"
@@ -306,7 +310,7 @@ def _nearest_section(name: str) -> str | None:
 
 
 def _nearest_key(section: str, name: str) -> str | None:
-    """A key like this in its section, or in any other."""
+    """Find a key with a similar name, first in the same section."""
     close = difflib.get_close_matches(name, SECTIONS[section], n=1)
     if close:
         return f"{section}.{close[0]}"

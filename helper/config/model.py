@@ -1,4 +1,4 @@
-"""All settings together, what follows from them, and what contradicts itself among them."""
+"""The complete settings, values derived from them, and checks across sections."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from helper.config.sections import (
 
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
-"""Where the dev chain listens: the endpoints of a helper that is told of none."""
+"""Addresses of the dev chain, used if no node is configured."""
 LEASE_SECONDS: Final = (5, 300)
-"""The shortest and the longest lease in an object store: writes must fit into it, and it must not last for ever."""
+"""Shortest and longest lease in an object store: long enough for the writes, short enough for a takeover."""
 
 
 class Config(Section):
-    """All settings, checked. Get one from `helper.config.load`."""
+    """All settings, validated. Created by `helper.config.load`."""
 
     helper: HelperSection = HelperSection()
     store: StoreSection = StoreSection()
@@ -52,15 +52,15 @@ class Config(Section):
 
     @property
     def proof_slots(self) -> int:
-        """How many proofs are made at once: the setting, or one a core that this process may use."""
+        """Number of concurrent proofs: as set, or one per core that this process may use."""
         return self.helper.max_concurrent_proofs or len(os.sched_getaffinity(0))
 
     @property
     def chain_nodes(self) -> tuple[tuple[str, str], ...]:
-        """REST and RPC address ("" for none) of each node, best first, each node once.
+        """REST and RPC address ("" if none) of each node, in order of preference and without duplicates.
 
-        `chain_api_port` comes first and has no RPC of its own; the n-th `rpc` belongs to the n-th of
-        `endpoints`; the dev chain where none is set.
+        The node of `chain_api_port` comes first and has no RPC address. The n-th `rpc` belongs to the n-th of
+        `endpoints`. Without any node, the dev chain is used.
         """
         nodes: dict[str, str] = {}
         if self.helper.chain_api_port:
@@ -76,46 +76,46 @@ class Config(Section):
 
     @property
     def chain_rpc(self) -> tuple[str, ...]:
-        """The nodes' RPC addresses in the same order, "" for none."""
+        """The nodes' RPC addresses in the same order, "" if none."""
         return tuple(rpc for _, rpc in self.chain_nodes)
 
     @property
     def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The networks of the operator's own proxies."""
+        """Networks of the operator's reverse proxies."""
         return tuple(map(ip_network, self.helper.trusted_proxies))
 
     @property
     def db_path(self) -> Path:
-        """The database; a relative one is relative to the working directory."""
+        """Path of the queue's database; a relative one is relative to the working directory."""
         return Path(self.helper.db_path)
 
     @property
     def admin_db_path(self) -> Path:
-        """The registrations' database: as set, or beside the queue's."""
+        """Path of the registrations' database: as set, or in the directory of the queue's database."""
         return Path(self.admin.db_path) if self.admin.db_path else self.db_path.parent / ADMIN_DATABASE
 
     @property
     def socket_path(self) -> Path:
-        """The control socket: as set, or beside the database."""
+        """Path of the control socket: as set, or in the directory of the queue's database."""
         return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME
 
 
 def contradictions(config: Config) -> list[tuple[str, str, str]]:
-    """What is right in each setting and wrong in all together.
+    """Find settings that are valid by themselves but contradict each other.
 
     Returns:
-        Section and key of a setting that was given, and what is wrong with it.
+        Section and key of a setting, and the problem.
     """
-    found = []
+    problems = []
     if config.store.url and not config.store.key_file:
-        found.append(("store", "url", "needs [store] key_file: nothing secret goes to a shared database unsealed"))
+        problems.append(("store", "url", "requires [store] key_file: secrets in a shared database must be encrypted"))
     if not config.store.url and config.helper.role != "all":
-        found.append(("helper", "role", "needs a [store] url: a file is one host's, and that does all"))
+        problems.append(("helper", "role", "requires [store] url: with a database file, the only role is all"))
     if not config.store.url and config.sender.lease == "postgres":
-        found.append(("sender", "lease", "needs a [store] url"))
+        problems.append(("sender", "lease", "requires [store] url"))
     if config.sender.standby and not config.store.url and config.sender.place is None:
-        found.append(("sender", "standby", "needs a [store] url or a lease: there is no other host to wait for"))
+        problems.append(("sender", "standby", "requires [store] url or a lease: there is no other host to wait for"))
     shortest, longest = LEASE_SECONDS
     if config.sender.place is not None and not shortest <= config.store.lease_seconds <= longest:
-        found.append(("store", "lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))
-    return found
+        problems.append(("store", "lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))
+    return problems

@@ -1,4 +1,4 @@
-"""What can be set: one class a section, one field a key. Descriptions are the example file's comments."""
+"""Settings: one class per section, one field per key. `helper.toml.example` is generated from the descriptions."""
 
 from __future__ import annotations
 
@@ -31,119 +31,121 @@ from helper.object_store.bucket import BucketLocation, S3Settings
 
 
 class Section(BaseModel):
-    """One table of the file; frozen, and closed to keys that it does not know."""
+    """A section of the settings file; immutable, rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class HelperSection(Section):
-    """The service that wallets post their shares to."""
+    """The share service."""
 
-    disable: Switch = Field(False, description="Do not take or reveal shares (the other parts still run).")
+    disable: Switch = Field(False, description="Do not accept or reveal shares; the admin API and the page still run.")
     role: Literal["all", "api", "prover", "sender"] = Field(
         "all",
-        description="What this host does for the queue: api takes shares, prover makes proofs, sender sends them and "
-        "looks after closed rounds. All but all need a [store] url.",
+        description="Role of this host: api accepts shares, prover makes proofs, sender sends them and handles closed "
+        "rounds, all does everything. Roles other than all require [store] url.",
     )
-    host: Host = Field(DEFAULT_HOST, description="Address that the wallet API listens on.")
-    port: Port = Field(DEFAULT_PORT, description="Port of the wallet API; 0 takes a free one.")
+    host: Host = Field(DEFAULT_HOST, description="Listen address of the wallet API.")
+    port: Port = Field(DEFAULT_PORT, description="Port of the wallet API; 0 selects a free port.")
     api_token: Token = Field(
         "",
-        description="Wallets must send this in X-Helper-Token. Public wallets send none: "
-        "leave it empty unless your set-up is closed.",
+        description="Token that wallets must send in X-Helper-Token. Public wallets send none, so leave this empty "
+        "unless your deployment is private.",
     )
     api_token_file: Text = Field(
         "",
-        description="A file whose first line is that token, instead of api_token; one of your service manager's "
-        "credentials that is called api-token is found without being named.",
+        description="File whose first line is the token, instead of api_token. A systemd credential named api-token is "
+        "used automatically.",
     )
     expose_queue_status: Switch = Field(
-        False, description="Serve the counts of every round at /shielded-vote/v1/queue-status."
+        False, description="Serve the share counts of each round at /shielded-vote/v1/queue-status."
     )
     refused_burst: IntegerField = Field(
         800,
         ge=1,
         le=10**9,
-        description="Requests that one client may have refused (400, 401, 404 and the like) at once; then it is told "
-        "429 for a while. Good requests cost nothing; a posted share above 16 KiB costs one for each further 16 KiB.",
+        description="Rate limit: refused requests (400, 401, 404 and similar) that one client may send in a burst "
+        "before it gets 429. Valid requests are free; a share larger than 16 KiB costs one for each further 16 KiB.",
     )
-    refused_per_second: Number = Field(50, ge=0.01, le=10**9, description="How many of them come back each second.")
+    refused_per_second: Number = Field(
+        50, ge=0.01, le=10**9, description="Refused requests that each client regains per second."
+    )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
-        description="Addresses or networks of your own reverse proxies. From them, and from nobody else, the client's "
-        "address is taken from X-Forwarded-For or Forwarded. It is kept in memory, for the limit alone.",
+        description="Addresses or networks of your reverse proxies. Only for their requests, the client's address is "
+        "read from X-Forwarded-For or Forwarded. It is held in memory for rate limits only.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
-        description="The database with the waiting shares; relative to the working directory.",
+        description="Path of the queue's database, relative to the working directory.",
     )
     chain_api_port: Port = Field(
         0,
-        description="REST port of a node on this machine, 0 for none; it comes before [chain] endpoints.",
+        description="REST port of a node on this machine; 0 means none. This node precedes [chain] endpoints.",
     )
     max_concurrent_proofs: IntegerField = Field(
-        0, ge=0, le=1024, description="How many proofs are made at once; 0 is one a processor core."
+        0, ge=0, le=1024, description="Maximum number of concurrent proofs; 0 means one per processor core."
     )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
     max_attempts: IntegerField = Field(
-        5, ge=1, le=50, description="After how many failed attempts a share is given up. Outages spend none."
+        5, ge=1, le=50, description="Failed attempts after which a share fails for good. Outages spend no attempts."
     )
     purge_after_hours: Number = Field(
         24,
         ge=0,
         le=24 * 365,
-        description="Hours after the chain closed a round until all that is kept of it is erased.",
+        description="Hours after the chain has closed a round until all its data is deleted.",
     )
 
 
 class StoreSection(Section):
-    """A PostgreSQL database that several hosts share, instead of a file. See docs/cluster.md."""
+    """PostgreSQL database shared by several hosts, instead of a file. See docs/cluster.md."""
 
     url: Database = Field(
         "",
-        description="Its address, like postgresql://user@host/database; empty keeps the queue in [helper] db_path. "
-        "Over a network TLS with verified certificates is required, and taken where nothing is said. The directory of "
-        "db_path then holds the control socket and the registrations only.",
+        description="Address such as postgresql://user@host/database; empty stores the queue in [helper] db_path. Over "
+        "a network, TLS with verified certificates is required and is the default. The directory of db_path then "
+        "contains only the control socket and the registrations.",
     )
     url_file: Text = Field(
         "",
-        description="A file whose first line is that address, instead of url, as it may hold a password; one of your "
-        "service manager's credentials that is called store-url is found without being named.",
+        description="File whose first line is the address, instead of url, because it may contain a password. A "
+        "systemd credential named store-url is used automatically.",
     )
     key_file: Text = Field(
         "",
-        description="A file with the keys that witnesses are sealed with before they go there, 64 hex digits a line, "
-        "the same on every host: new shares use the first. A new one is put second on all of them before it is put "
-        "first. Only its owner may read it.",
+        description="File with the keys that encrypt witnesses before they are stored: 64 hex digits per line, the "
+        "same file on every host, readable only by its owner. New shares use the first key. To rotate, add the new key "
+        "as the second line on all hosts, then make it the first.",
     )
-    host: HostName = Field("", description="This host's name among the others; empty is the machine's.")
-    schema_name: Schema = Field("svote_helper", description="The schema of the tables.")
+    host: HostName = Field("", description="Name of this host in the cluster; empty means the machine's host name.")
+    schema_name: Schema = Field("svote_helper", description="PostgreSQL schema of the tables.")
     lease_seconds: Number = Field(
         10,
         ge=1,
         le=600,
-        description="A host that is not heard of for so long loses what it has in hand, and the right to send.",
+        description="Seconds without a heartbeat after which a host loses its claimed shares and the sender's lease.",
     )
 
 
 class SenderSection(Section):
-    """Which of several hosts sends reveals to the chain: one does."""
+    """The sender's lease: only one of several hosts sends reveals to the chain."""
 
     lease: LeasePlace = Field(
         "auto",
-        description="Where the hosts agree on it: postgres is the queue's own database; auto is that where [store] url "
-        "is set, and nothing where the queue is a file. An object like s3://bucket/sender.json, reached as [s3] says, "
-        "does for both: with a file it keeps a copy of the queue on another host from sending beside this one.",
+        description="Storage of the lease: postgres is the queue's database; auto means postgres if [store] url is "
+        "set, and no lease if the queue is a file. An object such as s3://bucket/sender.json (see [s3]) works with "
+        "both; with a file, it prevents a copy of the queue on another host from sending too.",
     )
     standby: Switch = Field(
         False,
-        description="Wait while another host sends, and take over when it is gone. Without it a second sender refuses "
-        "to run.",
+        description="Wait while another host holds the lease, and take over when it fails. If false, a second sender "
+        "refuses to start.",
     )
 
     @property
     def place(self) -> BucketLocation | None:
-        """The object in a bucket that says who sends, None where none does."""
+        """The object that stores the lease, or None."""
         return BucketLocation.parse(self.lease) if self.lease.startswith("s3:") else None
 
 
@@ -152,31 +154,34 @@ class ChainSection(Section):
 
     endpoints: tuple[Url, ...] = Field(
         (),
-        description="REST addresses of nodes, best first. With two or more, one may fail or lie.",
+        description="REST addresses of nodes in order of preference. With two or more, one may fail or be malicious.",
     )
     rpc: tuple[BlankUrl, ...] = Field(
         (),
-        description='CometBFT RPC addresses of the same nodes in the same order, "" for a node without; '
-        "optional, spares requests.",
+        description='CometBFT RPC addresses of the same nodes in the same order, "" for a node without one. '
+        "Optional; reduces the number of requests.",
     )
     own: Switch = Field(
         False,
-        description="All these nodes are your own: they may be asked about shares that are not public yet.",
+        description="All these nodes are yours, and may receive requests about shares that are not public yet.",
     )
-    chain_id: Text = Field("", description="Which chain this is; empty learns it from the first answer.")
-    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="The longest time between two looks for a new block.")
+    chain_id: Text = Field("", description="Expected chain id; empty accepts the id of the first response.")
+    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Longest interval between checks for a new block.")
     stale_seconds: Number = Field(
-        90, gt=0, le=3600, description="A node whose newest block is older than this is not used."
+        90, gt=0, le=3600, description="Age of the newest block from which a node is stale and not used."
     )
     clock_skew_seconds: Number = Field(
-        120, gt=0, le=120, description="Dispatch pauses when our clock is further than this from the chain's."
+        120,
+        gt=0,
+        le=120,
+        description="Largest difference between this machine's clock and the chain's; dispatch pauses beyond it.",
     )
-    timeout_seconds: Number = Field(10, gt=0, le=60, description="Longest time that a whole call to a node may take.")
+    timeout_seconds: Number = Field(10, gt=0, le=60, description="Timeout of a request to a node.")
 
     @field_validator("rpc")
     @classmethod
     def _rpc_belongs_to_endpoints(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # absent when it is wrong itself, which is told on its own
+        # Missing if invalid; that is a separate problem.
         endpoints = info.data.get("endpoints")
         if endpoints is not None and len(value) > len(endpoints):
             raise ValueError(f"has {len(value)} entries, more than endpoints ({len(endpoints)})")
@@ -184,34 +189,34 @@ class ChainSection(Section):
 
 
 class ProverSection(Section):
-    """The processes that make the proofs."""
+    """The prover processes."""
 
     circuit: Literal["auto", "k10", "k11"] = Field(
         "auto",
-        description="Circuit generation of the chain: auto finds it out; k11 before v1.3.0, k10 since.",
+        description="Circuit generation of the chain: k10 since v1.3.0, k11 before; auto detects it.",
     )
     timeout_seconds: Number = Field(
         0,
         ge=0,
         le=86400,
-        description="A proof that takes longer is given up; 0 is max(60, 50 times the self-test).",
+        description="Timeout of a proof; 0 means max(60, 50 times the self-test).",
     )
-    nice: IntegerField = Field(
-        10, ge=0, le=19, description="How far the provers step back for other work of the machine."
-    )
+    nice: IntegerField = Field(10, ge=0, le=19, description="Niceness of prover processes (0-19).")
 
 
 class AdminSection(Section):
-    """The API through which validators join."""
+    """The admin API for validator onboarding."""
 
     disable: Switch = Field(False, description="Do not serve /api.")
-    config_url: OptionalUrl = Field("", description="Where the published voting configuration is fetched from.")
+    config_url: OptionalUrl = Field("", description="URL of the published voting configuration.")
     db_path: Text = Field(
-        "", description=f"The database with the registrations; empty is {ADMIN_DATABASE} beside the queue's database."
+        "",
+        description="Path of the registrations' database; empty means "
+        f"{ADMIN_DATABASE} in the directory of the queue's database.",
     )
     mode: Literal["production", "development"] = Field(
         "production",
-        description="In production a validator's URL must be a public https address; in development it may be any.",
+        description="In production, a validator's URL must be a public https address; in development, any URL.",
     )
 
 
@@ -219,87 +224,91 @@ class UiSection(Section):
     """The web page."""
 
     enable: Switch = Field(False, description="Serve the page.")
-    dist_path: Text = Field("", description="Directory of the built page; empty takes the one that came along.")
-    dev_pir_controls: Switch = Field(False, description="Let the page show the controls of a PIR test service.")
-    precomputed_base_url: OptionalUrl = Field("", description="Where the page finds precomputed data.")
+    dist_path: Text = Field("", description="Directory of the built page; empty means the installed one.")
+    dev_pir_controls: Switch = Field(False, description="Show the controls of a PIR test service on the page.")
+    precomputed_base_url: OptionalUrl = Field("", description="Base URL of precomputed data for the page.")
     chain_rest: OptionalUrl = Field(
         "",
-        description="The chain's REST address that everybody is shown, for browser wallets; empty is the first of "
-        "[chain] endpoints that is a public https address without path, query and credentials.",
+        description="Public REST address of the chain for browser wallets; empty means the first of [chain] endpoints "
+        "that is a public https address without path, query and credentials.",
     )
     chain_rpc: OptionalUrl = Field(
         "",
-        description="The chain's RPC address that everybody is shown, for browser wallets; empty is the first such "
-        "of [chain] rpc.",
+        description="Public RPC address of the chain for browser wallets; empty means the first such address in "
+        "[chain] rpc.",
     )
     chain_denom: Text = Field("usvote", description="The chain's staking denomination, for browser wallets.")
 
 
 class OperatorSection(Section):
-    """What operators may see and do."""
+    """The operator API."""
 
     token: Token = Field(
-        "", description="Opens the operators' part over HTTP, as a Bearer header; empty keeps it shut."
+        "", description="Bearer token of the operator API over HTTP; empty disables the operator API over HTTP."
     )
     token_file: Text = Field(
         "",
-        description="A file whose first line is that token, instead of token; one of your service manager's "
-        "credentials that is called operator-token is found without being named.",
+        description="File whose first line is the token, instead of token. A systemd credential named operator-token "
+        "is used automatically.",
     )
-    socket: Text = Field("", description="Control socket; empty is helper.sock beside the database.")
+    socket: Text = Field(
+        "", description="Path of the control socket; empty means helper.sock in the directory of the queue's database."
+    )
 
 
 class MetricsSection(Section):
-    """Figures for Prometheus."""
+    """Prometheus metrics."""
 
     enable: Switch = Field(False, description="Serve /metrics.")
-    host: Host = Field("127.0.0.1", description="Address that it listens on.")
-    port: Port = Field(9464, description="Its port; 0 takes a free one.")
+    host: Host = Field("127.0.0.1", description="Listen address of the metrics server.")
+    port: Port = Field(9464, description="Port of the metrics server; 0 selects a free port.")
 
 
 class GatewaySection(Section):
-    """One base URL for wallets: the chain's API and the helper's under one address."""
+    """Chain gateway: serves the chain's API and the helper's under one base URL."""
 
-    enable: Switch = Field(False, description="Pass the wallets' requests for the chain on to its nodes.")
+    enable: Switch = Field(False, description="Forward the wallets' chain requests to the nodes.")
 
 
 class S3Section(Section):
-    """How object stores (S3 and what speaks like it) are reached; which are used stands where they are."""
+    """Access to S3-compatible object stores. The objects are set in [sender], [archive] and commands."""
 
     endpoint: StoreUrl = Field(
-        "", description="Address of the store, https unless it is on this machine; empty is Amazon's for the region."
+        "",
+        description="Address of the object store, https unless it is on this machine; empty means Amazon S3 in the "
+        "region.",
     )
-    region: Host = Field("us-east-1", description="Region that requests are signed for.")
+    region: Host = Field("us-east-1", description="Region for request signatures.")
     virtual_host: Switch = Field(
-        False, description="The bucket's name is in the host name of the endpoint, and not the first part of the path."
+        False, description="Put the bucket's name into the host name instead of the path (virtual-hosted style)."
     )
     credentials_file: Text = Field(
         "",
-        description="A credentials file of the usual form ([default], aws_access_key_id, aws_secret_access_key); one "
-        "of your service manager's credentials that is called s3-credentials is found without being named. Without one "
-        "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or the machine's role is asked.",
+        description="Credentials file in AWS format ([default], aws_access_key_id, aws_secret_access_key). A systemd "
+        "credential named s3-credentials is used automatically. Without a file, the environment (AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY) or the machine's role is used.",
     )
-    timeout_seconds: Number = Field(10, gt=0, le=60, description="Longest time that a call to the store may take.")
+    timeout_seconds: Number = Field(10, gt=0, le=60, description="Timeout of a request to the object store.")
 
     def to_settings(self) -> S3Settings:
-        """The section as the object store client takes it."""
+        """Return the settings of the object store client."""
         return S3Settings(**self.model_dump())
 
 
 class ArchiveSection(Section):
-    """The proof bundles of all the chain's counted reveals, kept in an object store."""
+    """Archive of the proof bundles of all reveals on the chain, in an object store."""
 
     place: BucketPlace = Field(
         "",
-        description="Where they go and are found, like s3://bucket/path; empty keeps no archive.",
+        description="Location of the archive, such as s3://bucket/path; empty disables it.",
     )
-    check_seconds: Number = Field(60, ge=1, le=3600, description="How often to look for more blocks.")
+    check_seconds: Number = Field(60, ge=1, le=3600, description="Interval between checks for new blocks.")
 
 
 class LogSection(Section):
-    """The log, on standard error."""
+    """The log on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is written.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     format: Literal["auto", "json", "pretty"] = Field(
-        "auto", description="json is one object a line; auto is pretty on a terminal and json elsewhere."
+        "auto", description="json writes one object per line; auto means pretty on a terminal and json elsewhere."
     )

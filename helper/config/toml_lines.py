@@ -1,7 +1,7 @@
-"""Where the keys of a TOML file stand: people need line numbers, and the standard parser gives none.
+"""Finds the line numbers of keys in a TOML file, which the standard parser does not provide.
 
-This is not a second parser: it runs over files that the real one has accepted, and only finds `[section]`
-headers and `key =` at the start of lines, outside brackets and multi-line strings. Pure.
+This is not a second parser. It scans files that the standard parser has accepted, and finds only `[section]` headers
+and `key =` at the start of lines, outside brackets and multi-line strings. Pure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Path = tuple[str, ...]
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """The line (from 1) of each section and key, by its full path: `("helper",)`, `("helper", "port")`."""
-    found: dict[Path, int] = {}
+    """Return the line (from 1) of each section and key, by its path: `("helper",)`, `("helper", "port")`."""
+    lines: dict[Path, int] = {}
     section: Path = ()
     depth = 0
     quote = ""
@@ -35,19 +35,19 @@ def key_lines(text: str) -> dict[Path, int]:
             continue
         if header := _HEADER.match(line):
             section = _parts(header[1])
-            found.setdefault(section, number)
+            lines.setdefault(section, number)
             continue
         if entry := _KEY.match(line):
             path = section + _parts(entry[1])
             for length in range(1, len(path) + 1):
-                found.setdefault(path[:length], number)
+                lines.setdefault(path[:length], number)
             quote = _opened(entry[2])
             depth = 0 if quote else _nesting(entry[2])
-    return found
+    return lines
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int | None:
-    """The line of a key, else of what it stands in, else None."""
+    """Return the line of a key, else of its nearest parent, else None."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -55,7 +55,7 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
 
 
 def syntax_error(message: str, text: str) -> tuple[int, str]:
-    """Line and text of a message of the standard library's TOML parser."""
+    """Split an error message of the standard TOML parser into line and text."""
     match = _SYNTAX.search(message)
     line = int(match[1]) if match and match[1] else max(1, len(text.splitlines()))
     return line, _SYNTAX.sub("", message).strip()
@@ -66,7 +66,7 @@ def _parts(dotted: str) -> Path:
 
 
 def _opened(value: str) -> str:
-    """The multi-line quote that a value opens and does not close, or nothing."""
+    """Return the multi-line quote that a value opens and does not close, or ""."""
     for quote in ('"""', "'''"):
         if value.count(quote) % 2:
             return quote
@@ -74,6 +74,6 @@ def _opened(value: str) -> str:
 
 
 def _nesting(line: str) -> int:
-    """How many brackets a line opens more than it closes, outside strings and comments."""
+    """Return opening minus closing brackets of a line, outside strings and comments."""
     bare = _STRING.sub("", line).split("#", 1)[0]
     return sum(bare.count(bracket) for bracket in "[{") - sum(bare.count(bracket) for bracket in "]}")

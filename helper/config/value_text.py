@@ -1,4 +1,4 @@
-"""Settings as text: from environment variables, explained when wrong, redacted when shown. Pure."""
+"""Text form of settings: parses environment variables, explains problems, redacts secrets. Pure."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _FALSE: Final = frozenset({"false", "0", "no", "off"})
 
 
 def _sections() -> dict[str, dict[str, FieldInfo]]:
-    found = {}
+    sections = {}
     for name, field in Config.model_fields.items():
         model = field.annotation
         assert isinstance(model, type)
         assert issubclass(model, Section)
-        found[name] = dict(model.model_fields)
-    return found
+        sections[name] = dict(model.model_fields)
+    return sections
 
 
 SECTIONS: Final[Mapping[str, Mapping[str, FieldInfo]]] = _sections()
-"""Every setting: its section, its key, its field of the model."""
+"""Model fields of all settings by section and key."""
 
 
 def type_of(section: str, key: str) -> type:
-    """The plain type of a setting: bool, int, float, str, or tuple for a list of addresses."""
+    """Return the plain type of a setting: bool, int, float, str, or tuple for a list of addresses."""
     default = SECTIONS[section][key].default
     annotation = SECTIONS[section][key].annotation
     if get_origin(annotation) is tuple:
@@ -42,12 +42,12 @@ def type_of(section: str, key: str) -> type:
 
 
 def from_text(section: str, key: str, text: str) -> Any:
-    """The value that an environment variable spells; a list is separated by commas.
+    """Parse the value of an environment variable; lists are separated by commas.
 
-    Nothing between two commas is nothing, but in the list of RPC addresses a node without.
+    Empty entries are dropped, except in the list of RPC addresses, where they mean a node without RPC.
 
     Raises:
-        ValueError: when it is not of the setting's type.
+        ValueError: the text does not have the setting's type.
     """
     kind = type_of(section, key)
     if kind is tuple:
@@ -58,9 +58,9 @@ def from_text(section: str, key: str, text: str) -> Any:
             parts.pop()
         return parts
     if kind is bool:
-        word = text.strip().lower()
-        if word in _TRUE or word in _FALSE:
-            return word in _TRUE
+        lowered = text.strip().lower()
+        if lowered in _TRUE or lowered in _FALSE:
+            return lowered in _TRUE
         raise ValueError("must be true or false")
     if kind in {int, float}:
         try:
@@ -71,10 +71,10 @@ def from_text(section: str, key: str, text: str) -> Any:
 
 
 def explain(section: str, key: str, details: Mapping[str, Any]) -> str:
-    """Say in words what the model found wrong with a value, without the value where that is secret."""
+    """Describe a validation error, without the value, which may be secret."""
     kind, context = str(details["type"]), details.get("ctx", {})
     place = f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and type_of(section, key) is tuple else ""
-    words = {
+    messages = {
         "bool_type": "must be true or false",
         "int_type": "must be a whole number",
         "float_type": "must be a number",
@@ -82,8 +82,8 @@ def explain(section: str, key: str, details: Mapping[str, Any]) -> str:
         "string_type": "must be a string",
         "tuple_type": "must be a list of strings",
     }
-    if kind in words:
-        return place + words[kind]
+    if kind in messages:
+        return place + messages[kind]
     if kind == "value_error":
         return place + str(context["error"])
     if kind == "literal_error":
@@ -95,7 +95,7 @@ def explain(section: str, key: str, details: Mapping[str, Any]) -> str:
 
 
 def shown(section: str, key: str, value: Any) -> Any:
-    """A value as it may be shown to anyone: secrets and credentials in addresses replaced, lists as lists."""
+    """Return a value for display: secrets and credentials in addresses redacted, tuples as lists."""
     if (section, key) in _SECRET:
         return REDACTED if value else value
     if isinstance(value, tuple):
@@ -106,7 +106,7 @@ def shown(section: str, key: str, value: Any) -> Any:
 
 
 def without_credentials(url: str) -> str:
-    """An address without user, password and the values of its query."""
+    """Redact user, password and query of an address."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     netloc = f"***@{host}" if "@" in parts.netloc else host
@@ -114,7 +114,7 @@ def without_credentials(url: str) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """A value as TOML spells it."""
+    """Format a value as TOML."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""The kinds of values that settings have, and what is said of one that is not of its kind."""
+"""Types of settings, with validation and error messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from helper.object_store.bucket import BucketLocation
 
 
 def _url(value: str) -> str:
-    """An http(s) address of a server, without a query; a slash at the end is dropped."""
+    """Validate an http(s) address without a query; remove a trailing slash."""
     try:
         parts = urlsplit(value)
         port = parts.port
     except ValueError as error:
         raise ValueError(f"is not an address: {error}") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-        raise ValueError("must be an address like http://127.0.0.1:1317")
+        raise ValueError("must be an address such as http://127.0.0.1:1317")
     if parts.query or parts.fragment:
         raise ValueError("must be an address without a query")
     return value.rstrip("/")
@@ -30,7 +30,7 @@ def _url_or_blank(value: str) -> str:
     return value if value == "" else _url(value)
 
 
-def _url_or_nothing(value: str) -> str:
+def _url_with_query_or_blank(value: str) -> str:
     return value if value == "" else _url_with_query(value)
 
 
@@ -45,14 +45,14 @@ def _network(value: str) -> str:
     try:
         ip_network(value)
     except ValueError as error:
-        raise ValueError(f"must be an address or a network like 10.0.0.0/8: {error}") from None
+        raise ValueError(f"must be an address or a network such as 10.0.0.0/8: {error}") from None
     return value
 
 
 def _header_token(value: str) -> str:
-    """A token must be able to stand in a header."""
+    """Validate a token that is sent in an HTTP header."""
     if value != value.strip() or not value.isprintable():
-        raise ValueError("must not begin or end with a space or hold control characters")
+        raise ValueError("must not begin or end with a space or contain control characters")
     return value
 
 
@@ -63,54 +63,54 @@ def _nonblank(value: str) -> str:
 
 
 def _database(value: str) -> str:
-    """Where a PostgreSQL database is; the store reads it further."""
+    """Validate the scheme of a PostgreSQL address; the store parses the rest."""
     if value and not value.startswith(("postgresql://", "postgres://")):
-        raise ValueError("must be empty or an address like postgresql://user@host/database")
+        raise ValueError("must be empty or an address such as postgresql://user@host/database")
     return value
 
 
 def _schema(value: str) -> str:
-    """A name of a PostgreSQL schema that needs no quotes."""
+    """Validate a PostgreSQL schema name that needs no quotes."""
     if not (value.isidentifier() and value.isascii() and value == value.lower() and len(value) < 64):
-        raise ValueError("must be up to 63 lower-case letters, digits and _, and begin with no digit")
+        raise ValueError("must be up to 63 lower-case letters, digits and _, and must not begin with a digit")
     return value
 
 
 def _host_name(value: str) -> str:
-    """How a host is called among others; the database shows it as the name of its connections."""
+    """Validate the name of a host, which is also the application name of its database connections."""
     if not value.isprintable() or len(value.encode()) > 63:
-        raise ValueError("must be up to 63 characters that can be printed")
+        raise ValueError("must be up to 63 printable characters")
     return value
 
 
 def _store_url(value: str) -> str:
-    """A store's address: over TLS, or on this machine. A session's token goes with every request."""
+    """Validate the address of an object store: TLS is required unless it is local, as requests carry credentials."""
     if value == "":
         return value
     parts = urlsplit(_url(value))
-    if parts.scheme != "https" and not _is_here(parts.hostname or ""):
+    if parts.scheme != "https" and not _is_local(parts.hostname or ""):
         raise ValueError("must be https, or on this machine (127.0.0.1, ::1, localhost)")
     return value.rstrip("/")
 
 
-def _is_here(host: str) -> bool:
+def _is_local(host: str) -> bool:
     return host == "localhost" or is_loopback(host)
 
 
-def _place_or_nothing(value: str) -> str:
+def _location_or_blank(value: str) -> str:
     return value if value == "" else str(BucketLocation.parse(value))
 
 
 def _lease(value: str) -> str:
-    """Where hosts agree on who sends."""
+    """Validate the storage of the sender's lease."""
     if value in {"auto", "postgres"}:
         return value
     if not value.startswith("s3:"):
-        raise ValueError("must be auto, postgres, or an object like s3://bucket/sender.json")
-    place = BucketLocation.parse(value)
-    if not place.path:
-        raise ValueError(f"must name an object, like {place}/sender.json")
-    return str(place)
+        raise ValueError("must be auto, postgres, or an object such as s3://bucket/sender.json")
+    location = BucketLocation.parse(value)
+    if not location.path:
+        raise ValueError(f"must name an object, such as {location}/sender.json")
+    return str(location)
 
 
 Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
@@ -118,9 +118,9 @@ Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
 HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
 Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
 BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
-OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_nothing)]
+OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_with_query_or_blank)]
 StoreUrl = Annotated[str, Field(strict=True), AfterValidator(_store_url)]
-BucketPlace = Annotated[str, Field(strict=True), AfterValidator(_place_or_nothing)]
+BucketPlace = Annotated[str, Field(strict=True), AfterValidator(_location_or_blank)]
 LeasePlace = Annotated[str, Field(strict=True), AfterValidator(_lease)]
 NetworkText = Annotated[str, Field(strict=True), AfterValidator(_network)]
 Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]

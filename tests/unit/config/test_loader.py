@@ -231,7 +231,7 @@ level.x = 1
     }
     found = {(p.line, p.key): p for p in problems(tmp_path, text, env)}
     told = {place: (p.message, p.nearest) for place, p in found.items()}
-    assert told[1, "port"] == ("stands outside of any section", "[helper] port")
+    assert told[1, "port"] == ("must be inside a section", "[helper] port")
     assert told[3, "helper.prot"] == ("unknown key", "helper.port")
     assert told[4, "helper.host"] == ("must be a string", None)
     assert told[6, "helper.port"] == ("must be a whole number", None)
@@ -419,7 +419,7 @@ def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
         for problem in problems(tmp_path, f'[operator]\ntoken_file = "{tmp_path / text}"\n')
     ] == [
         f"/helper.toml:2: operator.token_file: {tmp_path}/none cannot be read: No such file or directory",
-        f"/helper.toml:2: operator.token_file: {tmp_path}/empty begins with an empty line: it must be the token",
+        f"/helper.toml:2: operator.token_file: {tmp_path}/empty: the first line is empty, it must be the token",
         f"/helper.toml:2: operator.token_file: {tmp_path}/bad is not UTF-8",
     ]
     (problem,) = problems(tmp_path, f'[operator]\ntoken_file = "{spaced}"\n')
@@ -427,7 +427,7 @@ def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
     assert "must not begin or end with a space" in problem.message
     assert "hush" not in str(problem)
     (problem,) = problems(tmp_path, f'[operator]\ntoken = "hush"\ntoken_file = "{spaced}"\n')
-    assert str(problem).endswith("operator.token_file: is set, and token too: leave one of them out")
+    assert str(problem).endswith("operator.token_file: cannot be combined with token: remove one of them")
     (tmp_path / "operator-token").mkdir()
     (problem,) = problems(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
     assert "operator-token cannot be read: Is a directory" in str(problem)
@@ -443,12 +443,12 @@ def test_settings_that_are_wrong_together_are_told_where_they_stand(tmp_path: Pa
         (5, "sender.standby"),
     ]
     (problem,) = problems(tmp_path, '[helper]\nrole = "api"\n[store]\nurl = "postgresql://helper@db/helper"\n')
-    assert str(problem).endswith("store.url: needs [store] key_file: nothing secret goes to a shared database unsealed")
+    assert str(problem).endswith("store.url: requires [store] key_file: secrets in a shared database must be encrypted")
 
 
 def test_an_address_of_a_database_is_one_and_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, '[store]\nurl = "mysql://db"\nkey_file = "keys"\n')
-    assert "must be empty or an address like postgresql://" in str(problem)
+    assert "must be empty or an address such as postgresql://" in str(problem)
     (problem,) = problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
     assert "hush" not in str(problem)
     told = problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
