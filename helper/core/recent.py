@@ -1,4 +1,4 @@
-"""Remembers what was reported lately, so that a repeated event is logged once. Pure."""
+"""Limits how often a repeated event is logged. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Hashable
 
 
 class RecentKeys:
-    """The keys that were noted within some seconds.
+    """The keys that were noted in the last seconds.
 
     Args:
-        seconds: for how long a key is remembered after it was last noted.
-        most: how many keys are remembered; the ones noted longest ago are dropped first.
+        seconds: how long a key is remembered after it was last noted.
+        most: maximum number of keys; the oldest are dropped first.
     """
 
     def __init__(self, seconds: float, *, most: int = 256) -> None:
@@ -20,11 +20,11 @@ class RecentKeys:
         self._noted: OrderedDict[Hashable, float] = OrderedDict()
 
     def note(self, key: Hashable, monotonic: float) -> bool:
-        """Note a key; whether it is new, that is, not remembered.
+        """Note a key and return whether it was not remembered yet.
 
         Args:
-            key: what was reported.
-            monotonic: the time, in seconds.
+            key: identifies the event.
+            monotonic: the monotonic time in seconds.
         """
         before = self._noted.pop(key, None)
         self._noted[key] = monotonic

@@ -1,4 +1,4 @@
-"""What a host does for the queue that it shares with others. Alone, on a queue in a file, it does all."""
+"""Roles of hosts that share a queue. A host with a database file has the role `all`. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One way to run.
+    """The tasks of a host.
 
-    Every role follows the chain: its rounds, its trees, and what it has counted.
+    Every role follows the chain: its rounds, trees and confirmed reveals.
 
     Attributes:
-        takes: takes shares from wallets.
-        proves: makes the proofs of due shares, up to the message that is kept.
-        sends: brings kept messages to the chain, and looks after closed rounds; of all hosts one does at a time.
+        takes: admits shares from wallets.
+        proves: proves due shares and stores the prepared messages.
+        sends: sends prepared messages and handles closed rounds; only one host does this at a time.
     """
 
     takes: bool
@@ -24,7 +24,7 @@ class Role:
 
     @property
     def works(self) -> bool:
-        """Whether it does anything with shares that were taken."""
+        """Whether the host processes admitted shares."""
         return self.proves or self.sends
 
 
@@ -34,4 +34,4 @@ ROLES: Final = {
     "prover": Role(takes=False, proves=True, sends=False),
     "sender": Role(takes=False, proves=False, sends=True),
 }
-"""By the name that `[helper] role` and `serve --role` have for them."""
+"""Roles by their name in `[helper] role` and `serve --role`."""

@@ -1,6 +1,6 @@
-"""Due times, retry delays, and the order of shares within a millisecond. Pure functions.
+"""Due times, retry delays, and the order of shares due in the same millisecond. Pure.
 
-All are deterministic. The due times that wallets chose are used exactly.
+All functions are deterministic. Due times chosen by wallets are used exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LONGEST_RETRY_SECONDS: Final = 64
 
 
 def retry_delay(failures: int) -> int:
-    """Seconds to wait after the `failures`-th failure (1 for the first): 2, 4, 8, 16, 32, then 64.
+    """Return the seconds to wait after the `failures`-th failure (from 1): 2, 4, 8, 16, 32, then 64.
 
     Raises:
         ValueError: `failures` is below 1.
@@ -24,23 +24,23 @@ def retry_delay(failures: int) -> int:
 
 
 def due_ms(submit_at: int, now: float) -> int:
-    """The due time of a share in unix milliseconds: `submit_at`, or `now` if that is 0 or past.
+    """Return the due time of a share in unix milliseconds: `submit_at`, or `now` if that is 0 or past.
 
-    Shares that are due at once get their time of arrival, so they are processed in order of arrival.
+    Shares that are due immediately get their arrival time, so they are processed in order of arrival.
     """
     now_ms = int(now * 1000)
     return max(submit_at * 1000, now_ms)
 
 
 def rank(key: bytes, mac: bytes) -> int:
-    """Sort key of a share among those due in the same millisecond: 63 bits of a keyed hash of its mac.
+    """Return the sort key of a share among those due in the same millisecond: 63 bits of a keyed hash.
 
-    The key is stored only in the database. The order reveals nothing about the order of arrival, and a client cannot
-    choose its place.
+    The key is stored only in the database. The order reveals nothing about the order of arrival, and clients cannot
+    influence it.
 
     Args:
         key: 16 to 64 bytes.
-        mac: the HMAC that the store identifies the share by.
+        mac: the HMAC that identifies the share in the store.
     """
     digest = _ranking(key).copy()
     digest.update(mac)
@@ -49,5 +49,5 @@ def rank(key: bytes, mac: bytes) -> int:
 
 @lru_cache(maxsize=4)
 def _ranking(key: bytes) -> blake2b:
-    """The keyed hash state, cached: computing it is half the cost of `rank`."""
+    """Return the keyed hash state; cached, because computing it is half the cost of `rank`."""
     return blake2b(digest_size=8, key=key, person=b"svote-order")

@@ -1,8 +1,7 @@
-"""A share, its key, its states, and the one table of legal moves. Pure.
+"""Share, share key, share states and the table of legal transitions. Pure.
 
-`Share` is what a wallet posted, after parsing: raw bytes and integers, nothing encoded. `ShareKey` names a
-share for good: two posts with the same key are the same share. `TRANSITIONS` is what the store, the schema
-and `docs/state_machine.md` are held to.
+`Share` is a parsed payload: raw bytes and integers. `ShareKey` identifies a share: two payloads with the same key are
+the same share. The store, the schema and `docs/state_machine.md` are tested against `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 SHARE_COUNT: Final = 16
-"""Shares of one vote; `share_index` is below it."""
+"""Number of shares of a vote; `share_index` is less than this."""
 MAX_TREE_POSITION: Final = 2**24 - 1
 """The last leaf of a tree of depth 24."""
 
@@ -23,18 +22,18 @@ _KEY = struct.Struct(">32sBIQ")
 
 
 class ShareState(IntEnum):
-    """Where a share stands. The numbers are those of the original and are kept in databases."""
+    """State of a share. The numbers are those of the original implementation and are stored in databases."""
 
     RECEIVED = 0
-    """On disk, waiting for its time (or for a retry's time)."""
+    """Stored, waiting for its due time or the time of a retry."""
     WITNESSED = 1
-    """Taken up: its proof is being made. Goes back to RECEIVED when the service starts."""
+    """Claimed: its proof is being made. A start of the service moves it back to RECEIVED."""
     SUBMITTED = 2
-    """Its nullifier was counted in a block, whoever sent it. Only a tombstone is left."""
+    """Confirmed: its nullifier is in a block, whoever sent it. Only a tombstone remains."""
     FAILED = 3
-    """Given up and reported; the witness is kept until the round is purged."""
+    """Failed for good and reported. The witness is stored until the round is purged."""
     BROADCAST = 4
-    """May have been sent: its message was on disk before the first byte left."""
+    """May have been sent. Its message was stored before the first byte left."""
 
 
 TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyType(
@@ -48,11 +47,11 @@ TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyTyp
         ShareState.SUBMITTED: frozenset(),
     }
 )
-"""For each state, the states that a share may move to from it."""
+"""Legal next states of each state."""
 
 
 class ShareKey(NamedTuple):
-    """What makes a share the same share, whatever time it is posted with.
+    """Identity of a share, independent of its due time.
 
     Attributes:
         round_id: 32 bytes.
@@ -67,13 +66,13 @@ class ShareKey(NamedTuple):
     tree_position: int
 
     def encode(self) -> bytes:
-        """The 45 bytes that stand for the key in hashes: fixed widths, big-endian, so no two keys collide."""
+        """Encode the key as 45 bytes for hashing: fixed widths, big-endian, so the encoding is injective."""
         return _KEY.pack(self.round_id, self.share_index, self.proposal_id, self.tree_position)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One share as a wallet posted it. Its repr shows no field of the witness, so that none can reach a log.
+    """A share as posted by a wallet. Its repr omits the witness, so that no secret reaches a log.
 
     Attributes:
         round_id: 32 bytes.
@@ -81,7 +80,7 @@ class Share:
         proposal_id: 1 or more.
         vote_decision: option index of the proposal.
         tree_position: leaf index of the vote commitment, below 2^24.
-        submit_at: unix second before which nothing of the share leaves the machine; 0 is at once.
+        submit_at: unix second before which no data of the share leaves the machine; 0 means immediately.
         shares_hash: 32 bytes, Poseidon of the 16 commitments.
         share_comms: 512 bytes, the 16 commitments in order.
         primary_blind: 32 bytes, opens the commitment of this share.
@@ -103,5 +102,5 @@ class Share:
 
     @property
     def key(self) -> ShareKey:
-        """The share's name: everything but its time and its witness."""
+        """The identity of the share."""
         return ShareKey(self.round_id, self.share_index, self.proposal_id, self.tree_position)

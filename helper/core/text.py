@@ -1,4 +1,4 @@
-"""Cleaning of text that comes from outside: nodes, files of other machines, other programs. Pure."""
+"""Sanitizes text from nodes, files and other programs. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _UNSAFE: Final = re.compile(
 
 
 def clean_text(text: str) -> str:
-    """Replace every character that is unsafe in a database, a log or a terminal by a space.
+    """Replace every character that is unsafe in a database, a log or a terminal with a space.
 
-    Letters of all scripts, combining characters and emoji (with their joiners) are kept.
+    Letters of all scripts, combining characters and emoji (with their joiners) are not changed.
     """
     return text if text.isprintable() else _UNSAFE.sub(" ", text)

@@ -1,6 +1,6 @@
-"""Acting as the owner of a file: what root does in another user's directory, it does with that user's rights.
+"""Drops root's privileges to those of a file's owner for commands that run in another user's directory.
 
-Whoever owns a directory can replace any name in it with a link. A command that root runs there as root could be led to
+The owner of a directory can replace any name in it with a link. A command that runs there as root could be made to
 write or chown any file of the system. See `docs/decisions/0018-root-acts-as-the-owner.md`.
 """
 
@@ -61,8 +61,8 @@ def acting_as_owner(path: Path) -> Iterator[Path]:
     Only root and the owner can change where the path leads, because every other directory and link on it is refused.
     So the body may open the path again: with the owner's rights, it reaches nothing that the owner could not.
 
-    Within another such body it changes no user. Import what the body needs before it: the owner need not be able
-    to read this installation.
+    Nested calls do not change the user. Import all modules that the body needs before it, because the owner may not
+    be able to read this installation.
 
     Args:
         path: a file, which need not exist; its directory must. Symbolic links are followed.
@@ -99,44 +99,47 @@ def acting_as_owner(path: Path) -> Iterator[Path]:
 
 
 def _owner(path: Path, resolved: _Resolution) -> _Identity:
-    """The user whose rights are enough for this path.
+    """Return the user whose rights are sufficient for a path.
 
     Raises:
         PermissionError: a third user could change where the path leads.
     """
-    found = resolved.directory
-    if found.st_uid == _ROOT and resolved.file is not None:
-        found = resolved.file
-    trusted = {_ROOT, found.st_uid}
-    for link, about in resolved.links:
-        if about.st_uid not in trusted:
-            raise PermissionError(f"{path} goes through a link of user {about.st_uid}: {link}; root does not follow it")
-    for directory, about in resolved.directories:
-        if about.st_uid not in trusted:
+    status = resolved.directory
+    if status.st_uid == _ROOT and resolved.file is not None:
+        status = resolved.file
+    trusted = {_ROOT, status.st_uid}
+    for link, link_status in resolved.links:
+        if link_status.st_uid not in trusted:
             raise PermissionError(
-                f"{path} goes through a directory of user {about.st_uid}, who could replace it by a link: {directory}; "
-                f"run the command as user {found.st_uid}"
+                f"{path} goes through a link of user {link_status.st_uid}: {link}; root does not follow it"
             )
-        if about.st_uid == _ROOT and _others_can_rename(about.st_mode):
+    for directory, directory_status in resolved.directories:
+        owner = directory_status.st_uid
+        if owner not in trusted:
+            raise PermissionError(
+                f"{path} goes through a directory of user {owner}, who could replace it by a link: {directory}; "
+                f"run the command as user {status.st_uid}"
+            )
+        if owner == _ROOT and _others_can_rename(directory_status.st_mode):
             raise PermissionError(
                 f"{path} goes through a directory in which others can replace names by links: {directory}; "
-                f"remove their right to write in it (chmod go-w), or run the command as user {found.st_uid}"
+                f"remove their right to write in it (chmod go-w), or run the command as user {status.st_uid}"
             )
     try:
-        account = pwd.getpwuid(found.st_uid)
-    except KeyError:  # a user of a container, for instance
-        return _Identity(found.st_uid, found.st_gid, [])
+        account = pwd.getpwuid(status.st_uid)
+    except KeyError:  # a user without an account, for instance in a container
+        return _Identity(status.st_uid, status.st_gid, [])
     groups = os.getgrouplist(account.pw_name, account.pw_gid)
-    return _Identity(found.st_uid, account.pw_gid, groups)
+    return _Identity(status.st_uid, account.pw_gid, groups)
 
 
 def _others_can_rename(mode: int) -> bool:
-    """Whether users other than a directory's owner can replace any name in it; not in a sticky one such as /tmp."""
+    """Whether users other than the owner can replace any name in a directory; not in a sticky one such as /tmp."""
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def _resolve(path: Path) -> _Resolution:
-    """Resolve a path once, name by name, through descriptors: its directories and links are those that were checked.
+    """Resolve a path name by name through descriptors, so that exactly the directories and links used are checked.
 
     Raises:
         FileNotFoundError: the directory does not exist.
@@ -149,29 +152,29 @@ def _resolve(path: Path) -> _Resolution:
         resolved = _Resolution(real, os.fstat(here))
         while rest:
             name = rest.popleft()
-            about = os.fstat(here)
-            resolved.directories.append((str(real), about))
-            resolved.path, resolved.directory, resolved.file = real / name, about, None
+            status = os.fstat(here)
+            resolved.directories.append((str(real), status))
+            resolved.path, resolved.directory, resolved.file = real / name, status, None
             try:
-                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             except FileNotFoundError:
                 if rest:
                     raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(real / name)) from None
                 return resolved
-            about = os.fstat(found)
-            if not stat.S_ISLNK(about.st_mode):
+            status = os.fstat(entry)
+            if not stat.S_ISLNK(status.st_mode):
                 os.close(here)
-                here, real = found, real.parent if name == ".." else real / name
-                resolved.path, resolved.file = real, about
+                here, real = entry, real.parent if name == ".." else real / name
+                resolved.path, resolved.file = real, status
                 continue
             try:
-                target = os.readlink("", dir_fd=found)
+                target = os.readlink("", dir_fd=entry)
             finally:
-                os.close(found)
+                os.close(entry)
             followed += 1
             if followed > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            resolved.links.append((str(real / name), about))
+            resolved.links.append((str(real / name), status))
             if target.startswith("/"):
                 os.close(here)
                 here, real = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), Path("/")
