@@ -30,7 +30,7 @@ def sleeping_again(line: Line, sleeps: int) -> bool:
 
 
 @pytest.mark.rule("R1", "R4", "R6")
-async def test_a_share_is_dispatched_at_exactly_its_second(line: Line) -> None:
+async def test_dispatch_starts_at_the_exact_due_second(line: Line) -> None:
     async with line.running():
         await line.put(1, submit_at=START + 10)
         await line.later(9.875)
@@ -42,7 +42,7 @@ async def test_a_share_is_dispatched_at_exactly_its_second(line: Line) -> None:
 
 
 @pytest.mark.rule("R4")
-async def test_our_clock_alone_makes_nothing_due_more_than_two_minutes_ahead_of_the_chain(tmp_path: Path) -> None:
+async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_path: Path) -> None:
     async with open_line(tmp_path / "queue.db", stale_after=7200.0) as line, line.running():
         for position, ahead in ((1, 100), (2, 120), (3, 121), (4, 1800)):
             await line.put(position, submit_at=START + ahead)
@@ -65,7 +65,7 @@ async def test_our_clock_alone_makes_nothing_due_more_than_two_minutes_ahead_of_
 
 
 @pytest.mark.rule("R4")
-async def test_a_clock_set_forward_pauses_when_it_makes_every_node_stale(line: Line) -> None:
+async def test_dispatch_pauses_when_clock_set_forward_makes_all_nodes_stale(line: Line) -> None:
     async with line.running():
         await line.put(1, submit_at=START + 600)
         line.clock.jump(3600)
@@ -75,7 +75,7 @@ async def test_a_clock_set_forward_pauses_when_it_makes_every_node_stale(line: L
 
 
 @pytest.mark.rule("R4")
-async def test_a_clock_set_back_makes_a_share_late_and_never_early(line: Line) -> None:
+async def test_dispatch_is_late_and_never_early_when_clock_is_set_back(line: Line) -> None:
     async with line.running():
         await line.put(1, submit_at=START + 10)
         await line.later(9)
@@ -90,7 +90,7 @@ async def test_a_clock_set_back_makes_a_share_late_and_never_early(line: Line) -
 
 
 @pytest.mark.rule("R5")
-async def test_shares_of_one_second_go_in_the_keyed_order_and_never_more_at_once_than_slots(line: Line) -> None:
+async def test_dispatch_uses_keyed_order_and_limits_concurrency_to_slots(line: Line) -> None:
     arrivals = list(range(1, 25))
     async with line.running():
         await line.put(*arrivals, submit_at=START + 5)
@@ -103,7 +103,7 @@ async def test_shares_of_one_second_go_in_the_keyed_order_and_never_more_at_once
 
 
 @pytest.mark.rule("R5")
-async def test_a_slow_proof_holds_back_no_share_that_falls_due_meanwhile(line: Line) -> None:
+async def test_dispatch_continues_during_a_slow_proof(line: Line) -> None:
     slow = line.prover.hold(1)
     async with line.running():
         await line.put(1)
@@ -119,7 +119,7 @@ async def test_a_slow_proof_holds_back_no_share_that_falls_due_meanwhile(line: L
         await until_length(line.nodes.posts, 9)
 
 
-async def test_no_more_is_claimed_than_the_provers_take_up_next(line: Line) -> None:
+async def test_dispatch_claims_at_most_two_shares_per_prover(line: Line) -> None:
     held = [line.prover.hold(position) for position in range(1, 11)]
     async with line.running():
         await line.put(*range(1, 11))
@@ -134,7 +134,7 @@ async def test_no_more_is_claimed_than_the_provers_take_up_next(line: Line) -> N
 
 
 @pytest.mark.rule("R7")
-async def test_alert_then_purge_then_dispatch_then_sleep(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loop_runs_alert_purge_dispatch_and_sleep_in_order(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "TENDING_PATIENCE", PATIENCE)  # on a busy machine the purge takes its time
     await line.store.save_rounds([make_round(OTHER_ROUND)], START)
     await line.store.mark_closed(OTHER_ROUND, START - 30 * 3600)
@@ -147,7 +147,7 @@ async def test_alert_then_purge_then_dispatch_then_sleep(line: Line, monkeypatch
 
 
 @pytest.mark.rule("R7")
-async def test_the_loop_goes_round_after_30_seconds_and_not_before(line: Line) -> None:
+async def test_loop_sleeps_at_most_30_seconds(line: Line) -> None:
     async with line.running():
         turns = line.turns
         for _ in range(29):
@@ -160,7 +160,7 @@ async def test_the_loop_goes_round_after_30_seconds_and_not_before(line: Line) -
 
 
 @pytest.mark.rule("R2", "R8")
-async def test_a_new_share_wakes_it_at_once(line: Line) -> None:
+async def test_loop_wakes_immediately_for_a_new_share(line: Line) -> None:
     async with line.running():
         await line.put(1)
         await until(lambda: line.nodes.posts)
@@ -168,7 +168,7 @@ async def test_a_new_share_wakes_it_at_once(line: Line) -> None:
 
 
 @pytest.mark.rule("R8")
-async def test_a_share_that_comes_while_the_loop_is_busy_is_not_missed(line: Line) -> None:
+async def test_loop_dispatches_a_share_enqueued_while_busy(line: Line) -> None:
     async with line.running():
         arrival: list[asyncio.Task[None]] = []
         line.store.after["next_due_ms"] = lambda: arrival.append(asyncio.create_task(line.put(1)))
@@ -177,7 +177,7 @@ async def test_a_share_that_comes_while_the_loop_is_busy_is_not_missed(line: Lin
 
 
 @pytest.mark.rule("R8", "R11")
-async def test_a_retry_is_taken_up_when_its_wait_is_over(line: Line) -> None:
+async def test_dispatch_retries_a_share_when_its_delay_ends(line: Line) -> None:
     line.prover.failures[1] = [ProofFailed("the witness does not fit")]
     async with line.running():
         await line.put(1)
@@ -188,7 +188,7 @@ async def test_a_retry_is_taken_up_when_its_wait_is_over(line: Line) -> None:
 
 
 @pytest.mark.rule("R4", "R6")
-async def test_what_falls_due_just_after_the_look_waits_no_second(line: Line) -> None:
+async def test_dispatch_of_a_share_due_just_after_a_claim_is_not_delayed(line: Line) -> None:
     async with line.running():
         await line.put(1, submit_at=START + 10)
         line.clock.advance(9.5)
@@ -200,7 +200,7 @@ async def test_what_falls_due_just_after_the_look_waits_no_second(line: Line) ->
 
 
 @pytest.mark.rule("R9")
-async def test_a_share_that_was_taken_up_when_the_service_ended_keeps_its_time(tmp_path: Path) -> None:
+async def test_restart_releases_a_claimed_share_at_its_due_time(tmp_path: Path) -> None:
     clock = CountingClock(float(START))
     async with open_line(tmp_path / "queue.db", clock=clock) as line:
         line.prover.hold(1)
@@ -218,7 +218,7 @@ async def test_a_share_that_was_taken_up_when_the_service_ended_keeps_its_time(t
 
 
 @pytest.mark.parametrize("why", ["nothing due", "paused", "no round", "held back by the chain"])
-async def test_it_sleeps_when_there_is_nothing_to_do(tmp_path: Path, why: str) -> None:
+async def test_loop_sleeps_when_idle(tmp_path: Path, why: str) -> None:
     async with open_line(tmp_path / "queue.db", stale_after=7200.0) as line, line.running():
         await line.put(1, submit_at=START + 600)
         if why == "paused":
@@ -235,7 +235,7 @@ async def test_it_sleeps_when_there_is_nothing_to_do(tmp_path: Path, why: str) -
         assert await line.turns_at_rest() == 0
 
 
-async def test_a_leaf_under_no_verified_root_is_looked_at_now_and_then_and_costs_no_attempt(line: Line) -> None:
+async def test_share_beyond_verified_tree_is_retried_without_spending_an_attempt(line: Line) -> None:
     async with line.running():
         await line.put(5000)
         await until(lambda: line.row(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
@@ -245,7 +245,7 @@ async def test_a_leaf_under_no_verified_root_is_looked_at_now_and_then_and_costs
 
 
 @pytest.mark.rule("R8")
-async def test_a_new_share_wakes_the_processor_only_if_it_is_due_before_the_next_turn(line: Line) -> None:
+async def test_new_share_wakes_loop_only_if_due_before_next_iteration(line: Line) -> None:
     async with line.running():
         await line.put(1, submit_at=START + 20)
         await line.settle()
@@ -263,7 +263,7 @@ async def test_a_new_share_wakes_the_processor_only_if_it_is_due_before_the_next
 
 
 @pytest.mark.rule("R8")
-async def test_nothing_is_proven_before_the_blocks_since_the_last_stop_are_read(line: Line) -> None:
+async def test_dispatch_waits_until_blocks_since_last_stop_are_read(line: Line) -> None:
     """A share of a restored database may have been counted since the backup."""
     line.listener.arrived = False
     async with line.running():
@@ -278,7 +278,7 @@ async def test_nothing_is_proven_before_the_blocks_since_the_last_stop_are_read(
         assert line.prover.positions == [2]
 
 
-async def test_nothing_is_proven_that_the_disk_could_not_keep(line: Line) -> None:
+async def test_dispatch_pauses_when_the_queue_is_not_writable(line: Line) -> None:
     await line.put(1)
     disk = SimpleNamespace(trouble="no space")
     line.vitals._store = cast(Disk, disk)

@@ -47,7 +47,7 @@ async def mixed(line: Line) -> None:
     assert line.states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
 
 
-async def test_only_the_chains_word_closes_a_round(line: Line) -> None:
+async def test_round_is_closed_only_by_the_chain(line: Line) -> None:
     await mixed(line)
     before = line.states()
     line.clock.jump(400 * 24 * HOUR)
@@ -59,7 +59,7 @@ async def test_only_the_chains_word_closes_a_round(line: Line) -> None:
 
 
 @pytest.mark.rule("R15")
-async def test_a_closed_round_fails_what_was_not_counted_reports_it_once_and_keeps_the_witnesses(line: Line) -> None:
+async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witnesses(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
     with capture_logs() as logs:
@@ -76,7 +76,7 @@ async def test_a_closed_round_fails_what_was_not_counted_reports_it_once_and_kee
 
 
 @pytest.mark.rule("R15")
-async def test_shares_that_were_not_counted_are_reported_though_the_counts_know_none(line: Line) -> None:
+async def test_unconfirmed_shares_are_reported_when_stored_counts_are_zero(line: Line) -> None:
     await mixed(line)
     with contextlib.closing(sqlite3.connect(line.store.path, isolation_level=None)) as conn:
         conn.execute("UPDATE counters SET n = 0")
@@ -86,7 +86,7 @@ async def test_shares_that_were_not_counted_are_reported_though_the_counts_know_
     assert [entry["shares"] for entry in logs if entry["log_level"] == "error"] == [2]
 
 
-async def test_a_round_with_every_share_counted_closes_without_an_alarm(line: Line) -> None:
+async def test_round_with_all_shares_confirmed_closes_without_error(line: Line) -> None:
     await line.put(1)
     await line.count_on_chain(1)
     line.rounds.closed.add(ROUND)
@@ -96,7 +96,7 @@ async def test_a_round_with_every_share_counted_closes_without_an_alarm(line: Li
 
 
 @pytest.mark.rule("R12")
-async def test_a_late_block_still_confirms_a_share_that_the_closing_failed(line: Line) -> None:
+async def test_late_block_confirms_a_share_failed_by_round_close(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
     await look(line)
@@ -105,7 +105,7 @@ async def test_a_late_block_still_confirms_a_share_that_the_closing_failed(line:
 
 
 @pytest.mark.rule("R7", "R14")
-async def test_the_purge_comes_when_its_time_is_over_after_the_alert_and_takes_everything(line: Line) -> None:
+async def test_purge_after_retention_deletes_all_data_of_the_round(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
     await look(line)
@@ -120,7 +120,7 @@ async def test_the_purge_comes_when_its_time_is_over_after_the_alert_and_takes_e
 
 
 @pytest.mark.rule("R14")
-async def test_a_purge_takes_the_key_of_the_tombstones(line: Line) -> None:
+async def test_purge_deletes_the_tombstone_key(line: Line) -> None:
     share = make_share(4)
     nullifier = nullifier_of(share.primary_blind)
     await mixed(line)
@@ -134,7 +134,7 @@ async def test_a_purge_takes_the_key_of_the_tombstones(line: Line) -> None:
     assert before != after, "nobody can try out keys on an old backup"
 
 
-async def test_a_round_that_closed_before_a_restart_is_alerted_before_it_is_purged(line: Line) -> None:
+async def test_round_closed_before_restart_is_reported_before_purge(line: Line) -> None:
     await line.put(1)
     await line.store.mark_closed(ROUND, START - 25 * HOUR)
     with capture_logs() as logs:
@@ -145,7 +145,7 @@ async def test_a_round_that_closed_before_a_restart_is_alerted_before_it_is_purg
     ]
 
 
-async def test_other_rounds_are_left_alone(line: Line) -> None:
+async def test_purge_does_not_change_other_rounds(line: Line) -> None:
     await mixed(line)
     await line.store.save_rounds([make_round(OTHER_ROUND)], START)
     other = make_share(7, round_id=OTHER_ROUND)
@@ -156,7 +156,7 @@ async def test_other_rounds_are_left_alone(line: Line) -> None:
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_it_looks_once_a_second_however_often_it_is_called(line: Line) -> None:
+async def test_rounds_are_checked_at_most_once_a_second(line: Line) -> None:
     await line.retention.run_once()
     await line.store.mark_closed(ROUND, START - 25 * HOUR)
     line.rounds.revision += 1
@@ -166,7 +166,7 @@ async def test_it_looks_once_a_second_however_often_it_is_called(line: Line) -> 
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_it_reads_nothing_while_the_chain_stands_still_and_no_purge_is_due(
+async def test_rounds_are_not_read_without_chain_change_or_due_purge(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mixed(line)
@@ -188,7 +188,7 @@ async def test_it_reads_nothing_while_the_chain_stands_still_and_no_purge_is_due
     assert reads == 1
 
 
-async def test_a_look_that_failed_is_done_again(line: Line) -> None:
+async def test_failed_check_is_repeated(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
     line.store.broken.add("mark_alerted")
@@ -200,7 +200,7 @@ async def test_a_look_that_failed_is_done_again(line: Line) -> None:
 
 
 @pytest.mark.rule("R14")
-async def test_a_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
+async def test_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
     line.rounds.odd[ROUND] = "no longer listed"
@@ -219,7 +219,7 @@ async def test_a_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_a_clock_that_is_set_years_ahead_purges_nothing(line: Line) -> None:
+async def test_clock_set_years_ahead_purges_nothing(line: Line) -> None:
     await mixed(line)
     line.rounds.closed.add(ROUND)
     await look(line)
@@ -235,7 +235,7 @@ async def test_a_clock_that_is_set_years_ahead_purges_nothing(line: Line) -> Non
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_a_round_that_is_closed_while_the_clock_is_years_ahead_is_kept_no_longer(line: Line) -> None:
+async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(line: Line) -> None:
     await mixed(line)
     line.clock.jump(10 * 365 * 24 * HOUR)
     line.rounds.closed.add(ROUND)
