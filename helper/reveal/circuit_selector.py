@@ -182,7 +182,7 @@ class CircuitSelector:
         tried.add(circuit)
         if self.current == circuit:
             self.current = other(circuit)
-            log.warning("circuit_refused", circuit=circuit, next_circuit=self.current)
+            log.warning("circuit_refused", circuit=circuit)
         if tried.issuperset(GENERATIONS):
             self.forget(share_id)
             self._pause("the chain refuses valid proofs of both circuits: check whether its nodes work")
