@@ -1,4 +1,4 @@
-"""The JSON of rounds and of operators' acts, the same from the running daemon and from the file. Pure."""
+"""JSON of rounds and operator actions, for the daemon and for the database file alike. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from helper.store.action_rows import Action
 
 STATUSES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 ACTIONS_SHOWN: Final = 50
-"""Acts that are told unless asked otherwise."""
+"""Default maximum number of actions of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """What is known of a round.
+    """The known state of a round.
 
     Attributes:
         round_id: 32 bytes.
-        status: as the chain numbers it.
-        vote_end_time: unix second.
+        status: the chain's status number.
+        vote_end_time: unix seconds.
         created_at_height: block height.
-        tree_size: leaves of its tree that are here.
-        closed: whether the chain's own word has closed it.
-        frozen: why nothing may be done about it, or None.
+        tree_size: number of known leaves of its tree.
+        closed: whether the chain has closed it.
+        frozen: why its processing is suspended, or None.
     """
 
     round_id: bytes
@@ -39,63 +39,63 @@ class RoundState:
 
 
 def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, source: Source) -> dict[str, Any]:
-    """`rounds`: each with what it holds, the one that ends last first; `now` in unix seconds."""
-    listed = sorted(rounds, key=lambda one: (-one.vote_end_time, one.round_id))
+    """`rounds`: each round with its counts, the latest end first; `now` in unix seconds."""
+    listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
     return {
         "source": source,
         "now": round(now, 3),
         "rounds": [
             {
-                "round": one.round_id.hex(),
-                "status": STATUSES.get(one.status, str(one.status)),
-                "ends": one.vote_end_time,
-                "left": max(0.0, round(one.vote_end_time - now, 3)),
-                "created_at_height": one.created_at_height,
-                "tree_size": one.tree_size,
-                "closed": one.closed,
-                "frozen": one.frozen,
-                "shares": counts_json(counts.get(one.round_id, {})),
+                "round": state.round_id.hex(),
+                "status": STATUSES.get(state.status, str(state.status)),
+                "ends": state.vote_end_time,
+                "left": max(0.0, round(state.vote_end_time - now, 3)),
+                "created_at_height": state.created_at_height,
+                "tree_size": state.tree_size,
+                "closed": state.closed,
+                "frozen": state.frozen,
+                "shares": counts_json(counts.get(state.round_id, {})),
             }
-            for one in listed
+            for state in listed
         ],
     }
 
 
 def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]:
-    """`queue audit`: what operators did, the latest first; times in unix seconds."""
+    """`queue audit`: operator actions, the latest first; times in unix seconds."""
     return {
         "source": source,
         "actions": [
             {
-                "id": act.id,
-                "at": act.begun_ms / 1000,
-                "ended": None if act.ended_ms is None else act.ended_ms / 1000,
-                "uid": act.actor.uid,
-                "who": act.actor.name,
-                "way": act.actor.way,
-                "what": act.what,
-                "wanted": act.wanted,
-                "outcome": act.outcome,
+                "id": action.id,
+                "at": action.begun_ms / 1000,
+                "ended": None if action.ended_ms is None else action.ended_ms / 1000,
+                "uid": action.actor.uid,
+                "who": action.actor.name,
+                "way": action.actor.way,
+                "what": action.what,
+                "wanted": action.wanted,
+                "outcome": action.outcome,
             }
-            for act in actions
+            for action in actions
         ],
     }
 
 
 def import_facts(report: ImportReport) -> dict[str, Any]:
-    """What an import did, for `act_json`: the counts, and each share that was left with the reason."""
+    """The result of an import, for `act_json`: the counts, and the shares not imported with the reason."""
     left = [
         {
-            "number": one.number,
-            "ref": one.ref,
-            "round": None if one.round_id is None else one.round_id.hex(),
-            "reason": one.reason.value,
+            "number": share.number,
+            "ref": share.ref,
+            "round": None if share.round_id is None else share.round_id.hex(),
+            "reason": share.reason.value,
         }
-        for one in report.left
+        for share in report.left
     ]
     return {**report.counts, "left": left}
 
 
 def act_json(facts: Mapping[str, Any], *, dry: bool, source: Source) -> dict[str, Any]:
-    """What came of an act, or would come of it."""
+    """The result of an action; of a dry run, what it would be."""
     return {"source": source, "dry_run": dry, **facts}

@@ -1,4 +1,4 @@
-"""The application that wallets talk to, put together."""
+"""Assembles the wallets' application from routes and middleware."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def create_app(
     more: Sequence[BaseRoute] = (),
     operator_token: str = "",
 ) -> ASGIApp:
-    """The wallets' application.
+    """Create the wallets' application.
 
     Args:
-        view: what the routes look at.
-        api_token: what wallets must send in X-Helper-Token; empty asks for nothing.
-        expose_queue_status: whether the counts are served.
-        bodies: reads request bodies within their limits.
-        limits: how much each client may have refused; None for no end of it.
-        more: routes of other parts of the product, matched after the wallets'.
-        operator_token: what `more` may ask for; empty keeps that shut.
+        view: the services that the routes use.
+        api_token: token that wallets must send in X-Helper-Token; empty for none.
+        expose_queue_status: whether `/queue-status` is served.
+        bodies: reads request bodies within limits.
+        limits: limits refused requests of each client; None for no limit.
+        more: routes of other packages, matched after the wallets' routes.
+        operator_token: token of operators for `more`; empty disables these routes.
     """
     bodies = bodies or BodyReader()
     layered = wrapped(
@@ -65,7 +65,7 @@ def wallet_app_routes(
     limits: RefusalLimiter | None = None,
     operator_token: str = "",
 ) -> list[BaseRoute]:
-    """Its routes, in the order in which they are matched, with those that describe them all."""
+    """The routes of the wallets' application in matching order, with their documentation routes."""
     wallets = wallet_routes(
         view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies, limits=limits
     )
@@ -75,25 +75,25 @@ def wallet_app_routes(
 def described(
     routes: Sequence[BaseRoute], more: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
 ) -> list[BaseRoute]:
-    """These routes, then their description for programs and for people, then `more`, which it describes as well.
+    """Add `/openapi.json` and `/docs`, which describe all routes.
 
     Args:
-        routes: come first.
-        more: come last; one of them may answer every path.
-        api_token: the wallets', empty for none.
-        operator_token: the operators'.
+        routes: matched first.
+        more: matched last; one of them may match every path.
+        api_token: the wallets' token; empty for none.
+        operator_token: the operators' token; empty for none.
     """
     tokens: dict[Holder, str] = {"wallets": api_token, "operators": operator_token}
     description = ApiDescription(holder for holder, token in tokens.items() if token)
     own = [description.route, *docs_routes(description.told)]
-    found = [*routes, *own, *more]
-    description.of(found)
-    return found
+    all_routes = [*routes, *own, *more]
+    description.of(all_routes)
+    return all_routes
 
 
 def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimiter | None = None) -> ASGIApp:
-    """Routes with everything around them that every request gets."""
+    """An application of these routes with error handlers and middleware."""
     app = Starlette(routes=list(routes), exception_handlers=dict(EXCEPTION_HANDLERS))
-    # a path with a slash too many is a path that does not exist, not a redirect to elsewhere
+    # A path with an extra slash does not exist; Starlette would redirect it.
     app.router.redirect_slashes = False
     return RequestIds(ErrorMiddleware(CorsMiddleware(app if limits is None else RateLimitMiddleware(app, limits))))

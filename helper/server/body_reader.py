@@ -1,4 +1,4 @@
-"""Reads request bodies, with limits on size, time and the memory of all bodies together."""
+"""Reads request bodies with limits on size, time and total memory."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ from starlette.types import Receive, Scope
 from helper.ingest.payload import MAX_BODY, SMALL_BODY
 
 BODY_SECONDS: Final = 8.0
-"""A body must be here in this time, so that a slow client is cut off within 10 s all in all."""
+"""Maximum seconds to receive a body; with the head, a slow client is cut off within 10 s."""
 MAX_BUFFERED: Final = 64 << 20
-"""Bytes of all bodies that are read or used at once, without the first `SMALL_BODY` of each."""
+"""Maximum bytes of all bodies in memory together, without the first `SMALL_BODY` of each."""
 MAX_BUFFERED_EACH: Final = MAX_BUFFERED // 4
-"""Of them, bytes of one client's bodies, where the reader knows the client."""
+"""The same for the bodies of one client, if the client is known."""
 WHOLE: Final = "whole body"
-"""The name in a request's state of its body, where the connection has all of it before the request is served. It says
-so only until something is received."""
+"""Key in a request's state of its complete body, if the connection has received all of it before the request is served.
+
+Valid only until the first call of `receive`.
+"""
 
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 4 << 20
-"""How long and how far a body that is too large is read on, so that its sender can read the answer."""
+"""Limits for reading and discarding the rest of a body that is too large, so that the client can read the response."""
 
 _CLOSE: Final = {"Connection": "close"}
-"""After a body that was not read to its end the connection is of no more use."""
+"""Sent when a body was not read completely: the connection cannot be reused."""
 
 
 class BodyReader:
-    """Reads bodies for one application.
+    """Reads request bodies for one application.
 
     Args:
-        limit: bytes of the largest body.
-        seconds: longest time that one body may take.
-        budget: bytes of all bodies together that may be in memory, without the first `small` of each.
-        budget_each: the same, of one client's bodies.
-        small: bytes up to which a body is read in any case: clients with large bodies must not keep out the others.
-            There are as many at once as connections.
+        limit: maximum bytes of a body.
+        seconds: maximum time to receive a body.
+        budget: maximum bytes of all bodies in memory together, without the first `small` of each.
+        budget_each: the same for the bodies of one client.
+        small: bytes of a body that do not count towards the budgets, so that clients with large bodies do not block
+            others. The number of connections limits them.
     """
 
     def __init__(
@@ -63,35 +65,35 @@ class BodyReader:
         self._buffered_by_client: Counter[bytes] = Counter()
 
     async def read(self, scope: Scope, receive: Receive, client: bytes | None = None) -> bytes:
-        """The whole body of a request, for a caller that needs it for a moment only; see `reading`."""
+        """Read a body for short use: it stops counting towards the budgets on return. See `reading`."""
         async with self.reading(scope, receive, client) as body:
             return body
 
     def received(self, scope: Scope) -> bytes | None:
-        """The body if it is small and the connection has already received all of it, as with almost every share.
+        """Return a small body that the connection has already received completely, as for almost every share.
 
-        Otherwise None, and the body is to be read by `reading`. A small body does not count towards the budgets.
+        Otherwise None: read the body with `reading`. A small body does not count towards the budgets.
         """
         body: bytearray | None = scope.get("state", {}).get(WHOLE)
         if body is None or len(body) > min(self._small, self._limit):
             return None
         whole = bytes(body)
-        body.clear()  # the connection stays open, and must not hold the share
+        body.clear()  # the connection stays open and must not hold the share in memory
         return whole
 
     @asynccontextmanager
     async def reading(self, scope: Scope, receive: Receive, client: bytes | None = None) -> AsyncIterator[bytes]:
-        """The whole body of a request of which nothing has been received. Counts towards the budgets until the exit.
+        """Read the body of a request; `receive` must not have been called. It counts towards the budgets until exit.
 
         Args:
-            scope: the request's.
-            receive: the request's.
-            client: who sends it; None for no limit of its own.
+            scope: ASGI scope of the request.
+            receive: ASGI receive function of the request.
+            client: the client; None for no limit for each client.
 
         Raises:
-            HTTPException: 413 as soon as it is known to be too large, 408 when it is too slow, 429 when too
-                much is being read at once.
-            ClientDisconnect: the client went away.
+            HTTPException: 413 as soon as it is known to be too large, 408 when it is too slow, 429 when a budget is
+                exhausted.
+            ClientDisconnect: the client disconnected.
         """
         if (received := self.received(scope)) is not None:
             yield received
@@ -112,10 +114,10 @@ class BodyReader:
                         if size > self._limit:
                             raise await self._too_large(scope, receive)
                         if size > self._small and self._is_full(client):
-                            raise HTTPException(429, "too much at once, come again", _CLOSE)
+                            raise HTTPException(429, "too many requests; retry later", _CLOSE)
                         chunks.append(chunk)
             except TimeoutError:
-                raise HTTPException(408, f"the body did not come within {self._seconds:g} s", _CLOSE) from None
+                raise HTTPException(408, f"request body timed out after {self._seconds:g} s", _CLOSE) from None
             body = b"".join(chunks)
             chunks.clear()
             yield body
@@ -135,13 +137,13 @@ class BodyReader:
         )
 
     def _large(self, size: int) -> int:
-        """The part of a body that counts."""
+        """The bytes of a body that count towards the budgets."""
         return max(0, size - self._small)
 
     async def _too_large(self, scope: Scope, receive: Receive) -> HTTPException:
-        """The refusal, after a moment of reading on into nothing.
+        """Discard the rest of the body within limits, then return the refusal.
 
-        A connection that is closed with bytes unread is reset, and the client may lose the answer with it.
+        Closing with bytes unread resets the connection, and the client may lose the response.
         """
         if "expect" not in Headers(scope=scope):
             drained, more = 0, True
@@ -153,7 +155,7 @@ class BodyReader:
 
 
 async def _next(receive: Receive) -> tuple[bytes, bool]:
-    """The next piece of the body, and whether there are more."""
+    """The next chunk of the body, and whether there are more."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect

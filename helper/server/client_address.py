@@ -1,8 +1,8 @@
-"""Who a request is from, as far as limits go: an address as a few bytes, kept in memory only. Pure.
+"""Identifies the client of a request by its address, for limits only. Pure.
 
-The peer of the connection is the client, unless the peer is a proxy that the operator trusts: then the client is the
-right-most address of X-Forwarded-For (or Forwarded, RFC 7239) that no trusted proxy has. What stands further left was
-written by the client itself and is worth nothing.
+The peer of the connection is the client, unless the peer is a trusted proxy. Then the client is the right-most address
+of X-Forwarded-For (or Forwarded, RFC 7239) that is not a trusted proxy's. Addresses further left were written by the
+client itself and are ignored. Addresses are held in memory only.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _V6_AND_PORT = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?")
 
 
 def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) -> bytes | None:
-    """The client's name: its IPv4 address (4 bytes), or the /64 of its IPv6 address (8 bytes).
+    """Identify a client by its IPv4 address (4 bytes) or the /64 of its IPv6 address (8 bytes).
 
     Args:
-        peer: the other end of the connection, None on a unix socket.
-        headers: the request's, names in lower case.
-        trusted: the networks of the operator's own proxies.
+        peer: address of the connection's peer; None on a unix socket.
+        headers: the request's headers, names in lower case.
+        trusted: networks of the operator's proxies.
 
     Returns:
-        None when the request is nobody's: it came over a unix socket.
+        None for a request over a unix socket.
     """
     address = _address(peer or "")
     if address is None:
@@ -45,7 +45,8 @@ def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) ->
 def network_of(client: bytes) -> bytes:
     """The network of a client from `client_of`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes).
 
-    A 6to4 address (2002::/16) counts for the IPv4 address in it: each IPv4 address has such a /48.
+    A 6to4 address (2002::/16) belongs to the network of the IPv4 address in it, because each IPv4 address has such
+    a /48.
     """
     if len(client) == 4:
         return client[:3]
@@ -58,16 +59,16 @@ def _is_in(address: Address, networks: tuple[Network, ...]) -> bool:
 
 
 def is_trusted(address: Address | str | None, trusted: Sequence[Network]) -> bool:
-    """Whether an address is one of the operator's own proxies."""
-    found = _address(address or "") if isinstance(address, str | None) else address
-    return found is not None and _is_in(found, tuple(trusted))
+    """Whether an address belongs to one of the operator's proxies."""
+    parsed = _address(address or "") if isinstance(address, str | None) else address
+    return parsed is not None and _is_in(parsed, tuple(trusted))
 
 
 def _forwarded(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> Address:
-    """The client that a trusted proxy speaks for.
+    """The client of a request that a trusted proxy forwarded.
 
-    A proxy writes one of the two headers and passes the other on as the client made it up. Where both are there and
-    name different clients, neither is believed, and the request is the proxy's own.
+    A proxy writes one of the two headers and forwards the other unchanged from the client. If both are present and
+    name different clients, neither is trusted, and the proxy itself is the client.
     """
     lists, standard = [], []
     for name, value in headers:
@@ -75,15 +76,15 @@ def _forwarded(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> 
             lists.append(value.decode("latin-1"))
         elif name == b"forwarded":
             standard.append(value.decode("latin-1"))
-    found = {
+    clients = {
         _rightmost(proxy, hops, trusted)
-        for hops in (_plain(",".join(lists)), _standard(",".join(standard)))
+        for hops in (_x_forwarded_for(",".join(lists)), _standard(",".join(standard)))
         if hops is not None
     }
-    return found.pop() if len(found) == 1 else proxy
+    return clients.pop() if len(clients) == 1 else proxy
 
 
-def _plain(text: str) -> Iterator[str] | None:
+def _x_forwarded_for(text: str) -> Iterator[str] | None:
     """The hops of X-Forwarded-For, last first; None without the header."""
     return reversed(text.split(",")) if text else None
 
@@ -94,12 +95,12 @@ def _standard(text: str) -> Iterator[str] | None:
 
 
 def _for(element: str) -> str:
-    found = _FOR.search(element)
-    return (found[1] or found[2] or "") if found else ""
+    match = _FOR.search(element)
+    return (match[1] or match[2] or "") if match else ""
 
 
 def _rightmost(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) -> Address:
-    """The last hop that is no trusted proxy; what cannot be read is the last proxy's own."""
+    """The last hop that is not a trusted proxy; the proxy before it if the hop cannot be parsed."""
     last = proxy
     for hop in hops:
         address = _address(hop.strip())
@@ -113,9 +114,9 @@ def _rightmost(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) 
 
 @lru_cache(maxsize=4096)
 def _address(text: str) -> Address | None:
-    """An address, with or without a port; an IPv4 address within IPv6 is the IPv4 address."""
-    found = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)
+    """Parse an address with or without a port; an IPv4-mapped IPv6 address becomes the IPv4 address."""
+    match = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)
     try:
-        return parse_address(found[1] if found else text)
+        return parse_address(match[1] if match else text)
     except ValueError:
         return None

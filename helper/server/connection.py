@@ -1,6 +1,7 @@
-"""One connection's limits, which uvicorn does not have: how long and how large a request's head may be, how long
-a body may be dragged on that nobody reads any more, how long an answer may lie there that the client does not read, and
-how many connections there may be.
+"""HTTP/1.1 connections with limits that uvicorn lacks.
+
+Limits the time and size of a request head, the time of a body that the application no longer reads, the time that a
+client may leave a response unread, and the number of connections.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_
 from helper.server.rate_limits import costs
 
 CUT: Final = "cut"
-"""The name in a request's state of what ends its connection at once: only so can an answer be said not to be whole."""
+"""Key in a request's state of a function that aborts its connection: the only way to mark a response as incomplete."""
 
 MAX_PIPELINED: Final = 1
-"""Requests of one connection that may wait for the response to an earlier one. A parsed request takes up to thirty
-times the memory of its bytes, so what follows waits unparsed."""
+"""Parsed requests of one connection that may wait for the response to an earlier one.
+
+A parsed request takes up to thirty times the memory of its bytes, so further requests wait unparsed.
+"""
 READ_BYTES: Final = 16 << 10
-"""Bytes of one read, and the most that a connection holds unparsed: nothing is read while requests wait."""
+"""Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
 _HEAD_END: Final = b"\n\r\n"
 """The end of every request head that llhttp accepts."""
 
@@ -49,19 +52,20 @@ _STOPPING: Final = CorsMiddleware(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection may take.
+    """Limits of connections.
 
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
-        request_seconds: to the end of its body. Whoever is slow with both is cut off within 10 s all the same.
+        request_seconds: from the same moment to the end of the body, so that a client that is slow with both is cut
+            off within 10 s.
         half_closed_seconds: for the response to a client that has closed its sending side. A client that is gone looks
-            the same, so this also limits how long requests of such clients go on.
-        stalled_seconds: in which nothing of an answer that waits was taken: whoever does not read is dropped.
-        head_bytes: of a request line with its headers; also of what a body carries beside its content.
+            the same, so this also limits how long requests of such clients run.
+        stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
+        head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
         headers: number of headers and trailers of one request.
-        connections: at once; for one more, whoever has most of them loses one that does nothing, or it is told to come
-            again.
-        connections_each: of one client, so that nobody can take them all.
+        connections: concurrent connections. For one more, the server closes an idle connection of the client with the
+            most connections, or refuses the new one.
+        connections_each: concurrent connections of one client.
     """
 
     head_seconds: float = 8.5
@@ -75,48 +79,48 @@ class ConnectionLimits:
 
 
 class ClientPolicy(Protocol):
-    """Who comes in, and what it costs to be thrown out."""
+    """Identifies clients and charges them for refused connections."""
 
     def who(self, peer_credentials: str | None) -> bytes | None:
-        """The client at the other end; None for one without limits: a trusted proxy, a unix socket (no address)."""
+        """The client of a peer address; None for a peer without limits: a trusted proxy, or a unix socket."""
         ...
 
     def pay(self, client: bytes) -> None:
-        """This client's connection was refused before there was a request."""
+        """Charge a client whose connection was refused before there was a request."""
         ...
 
     def refused(self, status: int) -> None:
-        """A connection was refused with this status, whoever's it was."""
+        """Count a connection that was refused with this status."""
         ...
 
 
 class NoClientPolicy:
-    """Nobody is known."""
+    """Policy without client limits."""
 
     def who(self, peer_credentials: str | None) -> bytes | None:  # noqa: ARG002 (the protocol's)
-        """Nobody."""
+        """Return None: no peer has limits."""
         return None
 
     def pay(self, client: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def refused(self, status: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class _RefusedError(Exception):
-    """Stops the parser; what to answer is noted."""
+    """Stops the parser; the response is in `_refusal`."""
 
 
 class _PipelineFlow(FlowControl):
-    """uvicorn's flow control, which does not resume reading while requests wait in the pipeline."""
+    """uvicorn's flow control, without resuming reads while requests wait in the pipeline."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: deque[Any]) -> None:
         super().__init__(transport)
         self._pipeline = pipeline
 
     def resume_reading(self) -> None:
-        """Read on, unless requests wait; uvicorn calls this after each response, and when the app asks for a body."""
+        """Resume unless requests wait. uvicorn calls this after each response, and when the app reads a body."""
         if not self._pipeline:
             super().resume_reading()
 
@@ -124,7 +128,7 @@ class _PipelineFlow(FlowControl):
 class _SmallReads(asyncio.BufferedProtocol):
     """Forwards a transport's events to a connection, with reads of at most `READ_BYTES`.
 
-    Without it a read has up to 256 KiB, and each connection may hold one. What is not read stays in the kernel's
+    By default a read returns up to 256 KiB, and each connection may hold one. Unread data stays in the kernel's
     buffers, which are bounded. All connections share one buffer: a read is delivered before the next one begins.
     """
 
@@ -142,24 +146,24 @@ class _SmallReads(asyncio.BufferedProtocol):
         self._connection.data_received(bytes(self._buffer[:nbytes]))
 
     def eof_received(self) -> bool:
-        """Forward."""
+        """Forward to the connection."""
         return self._connection.eof_received()
 
     def pause_writing(self) -> None:
-        """Forward."""
+        """Forward to the connection."""
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Forward."""
+        """Forward to the connection."""
         self._connection.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forward."""
+        """Forward to the connection."""
         self._connection.connection_lost(exc)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with limits. `bounded` makes the class for other limits than the usual."""
+    """HTTP/1.1 connection with limits; `bounded` returns a subclass with other limits."""
 
     limits = ConnectionLimits()
     door: ClientPolicy = NoClientPolicy()
@@ -167,70 +171,69 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
-        self._who: bytes | None = None
-        self._cut = Deadline(self.loop, self._too_slow)  # of the request under way, or of the wait for it
+        self._peer: bytes | None = None  # the client
+        self._cut = Deadline(self.loop, self._too_slow)  # of the current request, or of the wait for it
         self._idle = Deadline(self.loop, self.timeout_keep_alive_handler)
         self._stalled: asyncio.TimerHandle | None = None
-        self.since = 0.0  # when the request under way, or the wait for it, began
+        self.since = 0.0  # when the current request, or the wait for it, began
         self._in_head = True  # or between two requests
-        self._unread = 0  # bytes that came since the parser last gave a part of a body or the end of a head
+        self._unread = 0  # bytes received since the parser last reported a part of a body or the end of a head
         self._head_size = 0
         self._header_count = 0
-        self._running: RequestResponseCycle | None = None  # the request that is being answered, or was last
+        self._running: RequestResponseCycle | None = None  # the latest request that the application was called for
         self._unparsed = b""  # received bytes that wait until the pipeline is empty
-        self._refusal = (HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1")
+        self._refusal = (HTTPStatus.BAD_REQUEST, "invalid HTTP/1.1 request")
         # Replaces uvicorn's parser, which goes on after a request with `Connection: close`.
         self.parser = httptools.HttpRequestParser(self)
         self._is_last_request = False  # the last request is complete; what follows it is discarded
         self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
         self._discardable: int | None = None  # bytes still discarded after a refusal; None before it is sent
 
-    # What the transport says
+    # ------------------------------------------------------------------ transport events
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request."""
+        """Wait for a request, or refuse the connection when a limit is reached."""
         super().connection_made(cast("asyncio.Transport", transport))
         self.transport.set_protocol(_SmallReads(self))
         self.flow = _PipelineFlow(self.transport, self.pipeline)
         own = {peer_credentials.KEY: peer_credentials.peer_of(transport), CUT: self.transport.abort}
-        self.app_state = {**self.app_state, **own}  # of which each request's state is a copy
-        self._who = self.door.who(self.client[0] if self.client else None)
-        mine = 0
-        if self._who is not None:
-            self.held[self._who].add(self)
-            mine = len(self.held[self._who])
-        if mine > self.limits.connections_each:
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections at once, come again")
-        elif len(self.connections) > self.limits.connections and not self._make_room(mine):
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections, come again")
+        self.app_state = {**self.app_state, **own}  # each request's state is a copy of it
+        self._peer = self.door.who(self.client[0] if self.client else None)
+        own_count = 0
+        if self._peer is not None:
+            self.held[self._peer].add(self)
+            own_count = len(self.held[self._peer])
+        if own_count > self.limits.connections_each:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
+        elif len(self.connections) > self.limits.connections and not self._make_room(own_count):
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; retry later")
         else:
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop all timers and release the connection."""
         self._cut.close()
         self._idle.close()
-        # and be gone, without the help of the cyclic collector
-        self.app_state = {}
-        self._read_on()
+        self.app_state = {}  # breaks a reference cycle, so that this object is freed without the garbage collector
+        self._stop_stall_timer()
         if self._running is not None:
-            # uvicorn does this for the request parsed last; what is written after the end raises an exception.
+            # uvicorn does this only for the request parsed last; a write after the end raises an exception.
             self._running.disconnected = True
             self._running.message_event.set()
         for cycle, _ in self.pipeline:
-            cycle.on_response = _do_nothing  # it never runs, and would keep this object alive
+            cycle.on_response = _do_nothing  # never called, and its reference would keep this object alive
         self.pipeline.clear()
         if self.cycle is not None:
             self.cycle.transport = self.transport
         self._unparsed = b""
-        if self._who is not None:
-            self.held[self._who].discard(self)
-            if not self.held[self._who]:
-                del self.held[self._who]
+        if self._peer is not None:
+            self.held[self._peer].discard(self)
+            if not self.held[self._peer]:
+                del self.held[self._peer]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse on, unless too much has come of what must be short."""
+        """Parse received bytes; enforce the limits on the head."""
         if self._is_last_request:
             self._discard(len(data))
             return
@@ -244,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._parse_pieces()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
-        """The client sends no more: answer the complete requests, then close. A partial request is dropped.
+        """The client has closed its sending side: answer complete requests, drop a partial one, then close.
 
         Returns:
             True to keep the connection open for writing.
@@ -259,19 +262,19 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """More waits to be taken by the client than is kept for it."""
+        """The write buffer is full: start the stall timer."""
         super().pause_writing()
-        self._watch_reading(None)
+        self._check_stalled(None)
 
     def resume_writing(self) -> None:
-        """The client has read on."""
+        """The client reads again: stop the stall timer."""
         super().resume_writing()
-        self._read_on()
+        self._stop_stall_timer()
 
-    # What the parser finds
+    # ------------------------------------------------------------------ parser events
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         if self._is_last_request:
             raise _RefusedError  # httptools reads on after a keep-alive request of HTTP/1.0
         self._in_head, self._head_size, self._header_count = True, 0, 0
@@ -280,17 +283,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the path."""
+        """Measure and store a part of the path."""
         self._measure(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after a body. Trailers are not headers (RFC 9110, section 6.5): they are dropped."""
+        """Store a header; drop a trailer after a body, which is not a header (RFC 9110, section 6.5)."""
         self._header_count += 1
         if self._header_count > self.limits.headers:
             self._refusal = (
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"headers: there are more than {self.limits.headers}",
+                f"headers: more than {self.limits.headers} headers",
             )
             raise _RefusedError
         self._measure(len(name) + len(value))
@@ -298,7 +301,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """Start the request: its head is complete."""
         upgrade = self.parser.should_upgrade()
         if upgrade and self.parser.get_method() == b"CONNECT":
             self._refusal = (HTTPStatus.BAD_REQUEST, "CONNECT is not supported")
@@ -312,12 +315,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body; whoever reads it has limits of his own."""
+        """Store a part of the body; `BodyReader` limits its size."""
         self._unread = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there."""
+        """End the request: its body is complete."""
         if self.parser.should_upgrade():
             return  # httptools ends a request with `Upgrade` at its head; `_parse` reads the body
         self._is_last_request = not self.cycle.keep_alive
@@ -327,10 +330,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete and self._is_last_request:
             self.transport.close()
         elif self.cycle.response_complete:
-            # It was answered before its end, and its end has stopped the clock that watches idle connections.
+            # The response was complete before the request, so `on_response_complete` could not start this timer.
             self._idle.set(self.loop.time() + self.timeout_keep_alive)
         elif not self.expect_100_continue and len(self.cycle.body) <= SMALL_BODY:
-            # not where it was asked whether to send it: that is answered where the body is received
+            # Not with `Expect: 100-continue`: uvicorn sends the 100 response when the application reads the body.
             self.scope["state"][WHOLE] = self.cycle.body
 
     def on_response_complete(self) -> None:
@@ -354,12 +357,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head or not self.cycle.response_complete:
             return
         if self.expect_100_continue:
-            # Whoever asked whether to send a body and was answered need not send it: what comes next may be anything.
+            # The client need not send the announced body after a final response, so the next bytes are ambiguous.
             self.transport.close()
         elif not self._cut:
             self._arm()
 
-    # What is done about it
+    # ------------------------------------------------------------------ parsing
 
     def _parse(self, data: bytes) -> None:
         """Feed bytes to the parser; replaces uvicorn's method, which loses the body of an `Upgrade` request.
@@ -415,9 +418,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join(lines))
 
     def _closed_after_body(self) -> SimpleNamespace:
-        """The transport, for a response that announces the end of the connection; closes once the body is read too.
+        """The transport for a response with `Connection: close`; it closes once the request body is read too.
 
-        To close with bytes unread resets the connection, and the client may lose the response.
+        Closing with bytes unread resets the connection, and the client may lose the response.
         """
 
         def close() -> None:
@@ -435,15 +438,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_large(self) -> tuple[HTTPStatus, str]:
         return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: are larger than {self.limits.head_bytes} bytes"
 
-    def _make_room(self, mine: int) -> bool:
-        """Close that connection of whoever has most of them which has waited for its client longest; not for one with
-        as many. A few clients who hold all that they may would keep everybody else out.
+    # ------------------------------------------------------------------ limits and refusals
+
+    def _make_room(self, own_count: int) -> bool:
+        """Abort the longest-idle connection of the client with the most connections; return whether there was one.
+
+        Not for a client that holds as many itself. Without this, a few clients at their limit could block all others.
         """
-        theirs: set[BoundedProtocol] = max(self.held.values(), key=len, default=set())
-        waiting = [one for one in theirs if one.waits_for_client()]
-        if len(theirs) <= mine or not waiting:
+        most: set[BoundedProtocol] = max(self.held.values(), key=len, default=set())
+        idle = [connection for connection in most if connection.waits_for_client()]
+        if len(most) <= own_count or not idle:
             return False
-        min(waiting, key=lambda one: one.since).transport.abort()  # at once: its place is taken
+        # Abort, because close() would keep the place until the write buffer is empty.
+        min(idle, key=lambda connection: connection.since).transport.abort()
         return True
 
     def _arm(self) -> None:
@@ -456,44 +463,44 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(self._serve, cycle, app))
 
     async def _serve(self, cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; answer 503 when the server cancels it, as uvicorn would answer 500 and log an error."""
+        """Run the application; respond 503 when the server cancels it (uvicorn would respond 500 and log an error)."""
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:
             if cycle.response_started or self.transport.get_write_buffer_size():
-                cycle.disconnected = True  # or uvicorn logs that the response is incomplete
+                cycle.disconnected = True  # otherwise uvicorn logs an incomplete response
                 self.transport.abort()
                 return
             self.door.refused(HTTPStatus.SERVICE_UNAVAILABLE.value)
             await _STOPPING(scope, receive, send)
 
     def _unset_keepalive_if_required(self) -> None:
-        self._idle.clear()  # where uvicorn cancels its timer
+        self._idle.clear()  # uvicorn cancels its own timer here
 
     def _too_slow(self) -> None:
         if self.pipeline or (self._in_head and self._answering()):
             self._arm()  # an earlier request is still being answered; nothing is read meanwhile
         elif self._unread and self._in_head:
             seconds = f"{self.limits.head_seconds:g}"
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {seconds} s")
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
         else:
             self.transport.close()
 
-    def _watch_reading(self, before: int | None) -> None:
+    def _check_stalled(self, before: int | None) -> None:
+        """Abort if the client has read nothing since the last check; else check again after `stalled_seconds`."""
         left = self.transport.get_write_buffer_size()
         if before is not None and left >= before:
-            # Not closed: that would wait until the rest is taken.
-            self.transport.abort()
+            self.transport.abort()  # close() would wait until the client has read the rest
             return
-        self._stalled = self.loop.call_later(self.limits.stalled_seconds, self._watch_reading, left)
+        self._stalled = self.loop.call_later(self.limits.stalled_seconds, self._check_stalled, left)
 
-    def _read_on(self) -> None:
+    def _stop_stall_timer(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
     def waits_for_client(self) -> bool:
-        """Whether it is between two requests, or one has not come whole; not while one is being answered."""
+        """Whether it is idle, or a request is incomplete, and no request is being answered."""
         if self.transport.is_closing():
             return False
         return bool(self._cut) or (self._in_head and not self._answering())
@@ -502,14 +509,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer and close, where no request is being answered."""
+        """Respond and close, when no request is being answered."""
         if self.transport.is_closing():
             return
         self.transport.write(self._refusal_response(status, message))
         self.transport.close()
 
     def _reject(self, status: HTTPStatus, message: str) -> None:
-        """Refuse the request that is being parsed, after the responses to earlier requests, and parse no more."""
+        """Refuse the request being parsed, after the responses to earlier requests, and stop parsing."""
         if self.transport.is_closing():
             return
         response = self._refusal_response(status, message)
@@ -523,7 +530,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # a dropped request may have paused it
 
     def _drop_incomplete_request(self) -> bool:
-        """Drop the request whose body is being parsed; return whether it may still be refused: no response began."""
+        """Drop the request whose body is being parsed; return False if its response has begun."""
         cycle = self.cycle
         if cycle.response_started:
             return False
@@ -539,20 +546,20 @@ class BoundedProtocol(HttpToolsProtocol):
         """Count a refusal, charge the client for it, and return the response."""
         self._cut.clear()
         self.door.refused(status.value)
-        if self._who is not None and costs(status):
-            self.door.pay(self._who)
+        if self._peer is not None and costs(status):
+            self.door.pay(self._peer)
         body = orjson.dumps(error_answer(message))
-        later = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
+        retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
         head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{later}"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{retry_after}"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         return head.encode() + body
 
     def _send_last(self, response: bytes) -> None:
-        """Send a response, then discard what comes until the client closes; at most `DRAIN_BYTES` and `DRAIN_SECONDS`.
+        """Send a response, then discard input until the client closes; at most `DRAIN_BYTES` and `DRAIN_SECONDS`.
 
-        To close with bytes unread resets the connection, and the client may lose the response.
+        Closing with bytes unread resets the connection, and the client may lose the response.
         """
         self.transport.write(response)
         self.transport.write_eof()
@@ -570,17 +577,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _ends_at_most_one_head(data: bytes) -> bool:
-    """Whether received bytes end one request head or none, so that they are one piece."""
-    last = data.rfind(
-        b"\n"
-    )  # of a posted share the one that ends its head, which is much faster than to search the body
+    """Whether received bytes end at most one request head, so that they are one piece."""
+    # In a posted share the last line feed ends the head; this is much faster than a search through the body.
+    last = data.rfind(b"\n")
     return last < 0 or (not data.startswith((b"\n", b"\r\n")) and data.find(_HEAD_END) + 2 == last)
 
 
 def _piece_end(data: bytes, at: int) -> int:
-    """Where a piece that begins here and ends at most one request head ends: after the next end of a head.
+    """End of the piece that begins at `at` and ends at most one request head: after the next end of a head.
 
-    A line end comes alone, as the head that it ends may have begun before.
+    A line end at the start is a piece by itself, because the head that it ends may have begun in an earlier read.
     """
     if data.startswith((b"\n", b"\r\n"), at):
         return data.index(b"\n", at) + 1
@@ -593,7 +599,7 @@ def _do_nothing() -> None:
 
 
 def bounded(limits: ConnectionLimits, door: ClientPolicy | None = None) -> type[BoundedProtocol]:
-    """The protocol with these limits, as uvicorn takes it: a class."""
+    """Return a protocol class with these limits; uvicorn requires a class."""
     return type(
         "Bounded", (BoundedProtocol,), {"limits": limits, "door": door or NoClientPolicy(), "held": defaultdict(set)}
     )

@@ -1,5 +1,6 @@
-"""Asking the running daemon over its control socket, with the standard library alone: quick to load, for commands that
-must answer at once. The socket's file mode is what lets a user in.
+"""Client of the daemon's control socket.
+
+Uses only the standard library, so that commands start quickly. The socket's file mode controls access.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE: Final = 3.0
-"""Seconds that one question may take."""
+"""Timeout of a request in seconds."""
 
 
 class DaemonNotRunningError(Exception):
@@ -19,7 +20,7 @@ class DaemonNotRunningError(Exception):
 
 
 class DaemonUnresponsiveError(Exception):
-    """Something listens on the socket and does not answer as a daemon does; the text says how."""
+    """The process that listens on the socket does not respond, or not as a daemon does."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -37,17 +38,17 @@ class _Connection(http.client.HTTPConnection):
 
 
 def ask_control(path: Path, target: str, *, timeout: float = PATIENCE) -> tuple[int, bytes]:
-    """Status and body of the daemon's answer to `GET target`.
+    """Send `GET target` to the daemon and return the response's status and body.
 
     Args:
         path: the control socket.
         target: path and query.
-        timeout: seconds for each step of it.
+        timeout: seconds for each network operation.
 
     Raises:
-        NobodyError: nobody listens there.
+        DaemonNotRunningError: no process listens on the socket.
         PermissionError: this user may not use the socket.
-        NoAnswerError: who listens there does not answer.
+        DaemonUnresponsiveError: no valid response.
     """
     connection = _Connection(path, timeout)
     try:
@@ -58,17 +59,17 @@ def ask_control(path: Path, target: str, *, timeout: float = PATIENCE) -> tuple[
 
 
 def follow_control(path: Path, target: str, *, timeout: float = PATIENCE) -> Iterator[bytes]:
-    """The lines of an answer to `GET target` that goes on for ever, each as it comes; ends when the daemon ends it.
+    """Yield the lines of a streamed response to `GET target` as they arrive, until the daemon ends it.
 
     Args:
         path: the control socket.
         target: path and query.
-        timeout: longest silence, in seconds.
+        timeout: maximum seconds without data.
 
     Raises:
-        NobodyError: nobody listens there.
+        DaemonNotRunningError: no process listens on the socket.
         PermissionError: this user may not use the socket.
-        NoAnswerError: who listens there does not answer, or not with 200, or falls silent.
+        DaemonUnresponsiveError: no valid response, a status other than 200, or a timeout.
     """
     connection = _Connection(path, timeout)
     try:
@@ -80,23 +81,23 @@ def follow_control(path: Path, target: str, *, timeout: float = PATIENCE) -> Ite
         while line := answer.readline():
             yield line
     except TimeoutError as error:
-        raise DaemonUnresponsiveError(f"no word for {timeout:g} s") from error
+        raise DaemonUnresponsiveError(f"no data for {timeout:g} s") from error
     except PermissionError:
         raise
     except (OSError, http.client.HTTPException) as error:
-        raise DaemonUnresponsiveError(f"the answer broke off ({type(error).__name__})") from error
+        raise DaemonUnresponsiveError(f"connection lost ({type(error).__name__})") from error
     finally:
         connection.close()
 
 
 def ask_web(host: str, port: int, target: str, *, timeout: float = PATIENCE) -> tuple[int, bytes]:
-    """The same over TCP, of whoever listens at this address."""
+    """Send `GET target` over TCP and return the response's status and body; see `ask_control`."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         try:
             connection.connect()
         except OSError as error:
-            raise DaemonNotRunningError(f"nobody answers at {host}:{port}") from error
+            raise DaemonNotRunningError(f"no server is listening on {host}:{port}") from error
         return _exchange(connection, target)
     finally:
         connection.close()
@@ -107,8 +108,8 @@ def _connect(connection: _Connection, path: Path) -> None:
         connection.connect()
     except PermissionError:
         raise
-    except OSError as error:  # none there, left behind by a crash, or a name too long for a socket
-        raise DaemonNotRunningError(f"nobody answers on {path}") from error
+    except OSError as error:  # no such file, left behind by a crash, or a path too long for a socket
+        raise DaemonNotRunningError(f"no daemon is listening on {path}") from error
 
 
 def _exchange(connection: http.client.HTTPConnection, target: str) -> tuple[int, bytes]:
@@ -117,6 +118,6 @@ def _exchange(connection: http.client.HTTPConnection, target: str) -> tuple[int,
         answer = connection.getresponse()
         return answer.status, answer.read()
     except TimeoutError as error:
-        raise DaemonUnresponsiveError(f"no answer within {connection.timeout:g} s") from error
+        raise DaemonUnresponsiveError(f"no response within {connection.timeout:g} s") from error
     except (OSError, http.client.HTTPException) as error:
-        raise DaemonUnresponsiveError(f"the answer broke off ({type(error).__name__})") from error
+        raise DaemonUnresponsiveError(f"connection lost ({type(error).__name__})") from error

@@ -1,4 +1,4 @@
-"""A time by which something must have happened, which is moved far more often than it comes."""
+"""A deadline that is moved far more often than it expires."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Final
 
 _ROUNDING: Final = 0.001
-"""Seconds by which a loop's timer may come early: uvloop counts in milliseconds."""
+"""Seconds by which an event loop's timer may fire early: uvloop counts in milliseconds."""
 
 
 class Deadline:
-    """One timer of the loop. Where the time was moved on, or taken away, the timer is left to fire and is set again
-    for the rest: a connection moves its deadlines with every request, and making and cancelling a timer each time
-    would cost more than the limits are worth.
+    """A movable deadline that rarely creates or cancels an event loop timer.
+
+    When the deadline is moved later or cleared, the old timer is left to fire and then set again for the rest. A
+    connection moves its deadlines with every request, and a new timer each time would be expensive.
 
     Args:
-        loop: its timers are used.
-        late: called when the time has come; no time is set by then.
+        loop: the event loop.
+        late: called when the deadline expires, after it was cleared.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
@@ -28,11 +29,11 @@ class Deadline:
         self._at: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether a time is set."""
+        """Whether a deadline is set."""
         return self._at is not None
 
     def set(self, at: float) -> None:
-        """It is to have happened by then, in the loop's time."""
+        """Set or move the deadline, in event loop time."""
         self._at = at
         if self._timer is not None:
             if self._fires <= at:
@@ -41,12 +42,12 @@ class Deadline:
         self._wait(at)
 
     def clear(self) -> None:
-        """It has happened."""
+        """Clear the deadline."""
         self._at = None
 
     def close(self) -> None:
-        """Nothing will be waited for any more, nor is what was to be called kept."""
-        self._at, self._late = None, _nothing
+        """Clear the deadline, cancel the timer and drop the reference to the callback."""
+        self._at, self._late = None, _do_nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -66,5 +67,5 @@ class Deadline:
             self._late()
 
 
-def _nothing() -> None:
-    """What is called in the end."""
+def _do_nothing() -> None:
+    pass

@@ -1,4 +1,4 @@
-"""An OpenAPI document as one page of HTML. Pure; every text in it is escaped."""
+"""Renders an OpenAPI document as one HTML page. Pure; all text is escaped."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ Json = Mapping[str, Any]
 
 _NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 _LIMITS: Final = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "minLength": "at least, in characters,",
-    "maxLength": "at most, in characters,",
-    "minItems": "at least, in entries,",
-    "maxItems": "at most, in entries,",
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "minLength": "minimum length",
+    "maxLength": "maximum length",
+    "minItems": "minimum items",
+    "maxItems": "maximum items",
     "pattern": "pattern",
-    "default": "else",
-    "const": "always",
+    "default": "default",
+    "const": "constant",
 }
 
 
 def page(document: Json, *, style: str) -> str:
-    """The whole page.
+    """Render the page.
 
     Args:
-        document: as OpenAPI 3.1 has it.
+        document: an OpenAPI 3.1 document.
         style: path of the style sheet.
     """
     info = document["info"]
     operations = [
-        (path, method, about) for path, methods in document["paths"].items() for method, about in methods.items()
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
     ]
     parts = [
         "<!doctype html>",
@@ -43,11 +45,11 @@ def page(document: Json, *, style: str) -> str:
         f'<link rel="stylesheet" href="{escape(style)}"></head><body>',
         f"<header><h1>{escape(info['title'])}</h1>",
         f"<p>Version {escape(info['version'])}. {escape(info['description'])}</p>",
-        '<p>For programs: <a href="/openapi.json">/openapi.json</a> (OpenAPI 3.1).</p></header>',
+        '<p>Machine-readable: <a href="/openapi.json">/openapi.json</a> (OpenAPI 3.1).</p></header>',
         "<nav><ul>",
         *(f"<li>{_link(path, method)}</li>" for path, method, _ in operations),
         "</ul></nav><main>",
-        *(part for one in operations for part in _operation(*one, document)),
+        *(part for operation in operations for part in _operation(*operation, document)),
         *_schemas(document),
         "</main></body></html>",
     ]
@@ -63,46 +65,47 @@ def _link(path: str, method: str) -> str:
     return f'<a href="#{_anchor(path, method)}">{name}</a>'
 
 
-def _operation(path: str, method: str, about: Json, document: Json) -> Iterator[str]:
+def _operation(path: str, method: str, operation: Json, document: Json) -> Iterator[str]:
     yield f'<section id="{_anchor(path, method)}">'
     yield f'<h2><span class="method">{escape(method.upper())}</span> <code>{escape(path)}</code></h2>'
-    yield f"<p>{escape(about['summary'])}</p>"
-    for asked in about.get("security", ()):
-        yield f"<p>{escape(_token(document['components']['securitySchemes'][next(iter(asked))]))}</p>"
-    if "parameters" in about:
+    yield f"<p>{escape(operation['summary'])}</p>"
+    for requirement in operation.get("security", ()):
+        yield f"<p>{escape(_token(document['components']['securitySchemes'][next(iter(requirement))]))}</p>"
+    if "parameters" in operation:
         yield "<h3>Parameters</h3>"
-        yield from _table(
-            ("name", "where", "what"),
-            (
-                (f"<code>{escape(one['name'])}</code>", escape(one["in"]), _what(one["schema"], one.get("description")))
-                for one in about["parameters"]
-            ),
-        )
-    if "requestBody" in about:
-        for kind, content in about["requestBody"]["content"].items():
-            yield f"<h3>Body, {escape(kind)}</h3>"
+        yield from _table(("name", "in", "description"), map(_parameter, operation["parameters"]))
+    if "requestBody" in operation:
+        for kind, content in operation["requestBody"]["content"].items():
+            yield f"<h3>Request body, {escape(kind)}</h3>"
             yield from _fields(content["schema"])
-    yield "<h3>Answers</h3>"
-    yield from _table(("status", "what", "content"), (_response(*one) for one in about["responses"].items()))
+    yield "<h3>Responses</h3>"
+    responses = (_response(status, response) for status, response in operation["responses"].items())
+    yield from _table(("status", "description", "content"), responses)
     yield "</section>"
 
 
 def _token(scheme: Json) -> str:
     if scheme["type"] == "apiKey":
-        return f"Asks for a token in the header {scheme['name']}."
-    return f"Asks for a token in the header Authorization ({scheme['scheme']})."
+        return f"Requires a token in the header {scheme['name']}."
+    return f"Requires a token in the header Authorization ({scheme['scheme']})."
 
 
-def _response(status: str, about: Json) -> tuple[str, str, str]:
-    kinds = [f"{escape(kind)}: {_what(one['schema'])}" for kind, one in about.get("content", {}).items()]
+def _parameter(parameter: Json) -> tuple[str, str, str]:
+    description = _describe(parameter["schema"], parameter.get("description"))
+    return f"<code>{escape(parameter['name'])}</code>", escape(parameter["in"]), description
+
+
+def _response(status: str, response: Json) -> tuple[str, str, str]:
+    kinds = [f"{escape(kind)}: {_describe(content['schema'])}" for kind, content in response.get("content", {}).items()]
     headers = [
-        f"<code>{escape(name)}</code>: {escape(one['description'])}" for name, one in about.get("headers", {}).items()
+        f"<code>{escape(name)}</code>: {escape(header['description'])}"
+        for name, header in response.get("headers", {}).items()
     ]
-    return f"<code>{escape(status)}</code>", escape(about["description"]), "<br>".join([*kinds, *headers])
+    return f"<code>{escape(status)}</code>", escape(response["description"]), "<br>".join([*kinds, *headers])
 
 
 def _schemas(document: Json) -> Iterator[str]:
-    """The shapes that answers refer to, each with its fields."""
+    """The schemas that responses refer to, each with its fields."""
     for name, schema in document["components"]["schemas"].items():
         yield f'<section id="schema-{escape(name)}"><h2>{escape(name)}</h2>'
         if "description" in schema:
@@ -112,28 +115,28 @@ def _schemas(document: Json) -> Iterator[str]:
 
 
 def _fields(schema: Json) -> Iterator[str]:
-    """An object's fields, those within it below it."""
+    """The fields of an object, nested fields after their parent."""
     if "properties" not in schema:
-        yield f"<p>{_what(schema)}</p>"
+        yield f"<p>{_describe(schema)}</p>"
         return
-    yield from _table(("field", "needed", "what"), _rows(schema, ""))
+    yield from _table(("field", "required", "description"), _rows(schema, ""))
 
 
-def _rows(schema: Json, inside: str) -> Iterator[tuple[str, str, str]]:
-    for name, one in schema["properties"].items():
-        needed = "yes" if name in schema.get("required", ()) else "no"
-        yield f"<code>{escape(inside + name)}</code>", needed, _what(one)
-        for nested, prefix in ((one, f"{inside}{name}."), (one.get("items", {}), f"{inside}{name}[].")):
+def _rows(schema: Json, prefix: str) -> Iterator[tuple[str, str, str]]:
+    for name, field in schema["properties"].items():
+        required = "yes" if name in schema.get("required", ()) else "no"
+        yield f"<code>{escape(prefix + name)}</code>", required, _describe(field)
+        for nested, inner in ((field, f"{prefix}{name}."), (field.get("items", {}), f"{prefix}{name}[].")):
             if "properties" in nested:
-                yield from _rows(nested, prefix)
+                yield from _rows(nested, inner)
 
 
-def _what(schema: Json, about: str | None = None) -> str:
-    """A value in words: its type, its bounds, what it means."""
-    limits = [f"{words} {_shown(schema[key])}" for key, words in _LIMITS.items() if key in schema]
+def _describe(schema: Json, description: str | None = None) -> str:
+    """The type, limits and description of a value."""
+    limits = [f"{label} {_code(schema[key])}" for key, label in _LIMITS.items() if key in schema]
     text = "; ".join([_type(schema), *limits])
-    meaning = about or schema.get("description", "")
-    return f"{text}. {escape(meaning)}" if meaning else text
+    description = description or schema.get("description", "")
+    return f"{text}. {escape(description)}" if description else text
 
 
 def _type(schema: Json) -> str:
@@ -142,9 +145,9 @@ def _type(schema: Json) -> str:
         return f'<a href="#schema-{escape(name)}">{escape(name)}</a>'
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return " or ".join(_type(one) for one in schema[key])
+            return " or ".join(_type(option) for option in schema[key])
     if "enum" in schema:
-        return " or ".join(_shown(value) for value in schema["enum"])
+        return " or ".join(_code(value) for value in schema["enum"])
     kind = schema.get("type", "any")
     if kind == "array":
         return f"list of {_type(schema.get('items', {}))}"
@@ -153,12 +156,12 @@ def _type(schema: Json) -> str:
     return escape(" or ".join(kind) if isinstance(kind, list) else str(kind))
 
 
-def _shown(value: object) -> str:
+def _code(value: object) -> str:
     return f"<code>{escape(str(value))}</code>"
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """A table of cells that are HTML already."""
+    """A table; its cells are already HTML."""
     yield "<table><thead><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr></thead><tbody>"
     for row in rows:
         yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>"

@@ -1,8 +1,8 @@
-"""Fast path for `POST /shares`, which is nearly every request. Bypasses routing and middleware for accepted shares.
+"""Fast path for `POST /shares`. Bypasses routing and middleware for accepted shares, which are almost all requests.
 
-It calls the same validation functions as the regular route and sends a precomputed response by ASGI messages. Anything
-else (refusals, other paths) goes through the application, which reaches the same refusal without reading or enqueuing
-anything a second time (`helper.server.routes.wallet.Taking`), and responds, logs and charges for it as always.
+It calls the same validation functions as the regular route and sends a precomputed response. Anything else (refusals,
+other paths) falls through to the application. The application raises the same refusal without reading or enqueuing
+anything a second time (`helper.server.routes.wallet.Taking`), and responds, logs and charges for it as usual.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from helper.store.rows import Enqueued
 
 
 class FastPath:
-    """The application, with the lane before it.
+    """Accepts posted shares directly; forwards all other requests to the application.
 
     Args:
-        app: answers everything else: the wallets' routes in their layers.
-        taking: takes a share; the routes' own does it in the same way.
-        limits: how much each client may have refused; None for no end of it.
+        app: the regular application: the wallets' routes with their middleware.
+        taking: accepts a share, like the one of the regular route.
+        limits: limits refused requests of each client; None for no limit.
     """
 
     def __init__(self, app: ASGIApp, taking: Taking, limits: RefusalLimiter | None) -> None:
@@ -39,7 +39,7 @@ class FastPath:
             try:
                 if self._limits is None or self._limits.admits(scope):
                     outcome = await self._taking(scope, receive)
-            except Exception:  # noqa: S110 - the application raises it again and answers it
+            except Exception:  # noqa: S110 - the application raises it again and responds
                 pass
         if outcome is None:
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Serving the two ASGI apps: wallets over TCP, operators over an owner-only unix socket."""
+"""HTTP servers and their sockets: wallets over TCP, operators over an owner-only unix socket."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from helper.errors import HelperError
 from helper.server.connection import ClientPolicy, ConnectionLimits, bounded
 
 STOP_GRACE = 5
-"""Seconds that requests under way get when the service stops."""
+"""Seconds that running requests may take to complete when the service stops."""
 STOP_FLUSH = 1
-"""Seconds after them in which connections send their last bytes."""
+"""Seconds after `STOP_GRACE` in which connections send their last bytes."""
 KEEP_ALIVE = 30
-"""Seconds that an idle connection is kept: wallets post 16 shares over one."""
+"""Seconds that an idle connection stays open: wallets post 16 shares over one connection."""
 IMPORT_SECONDS = 3600.0
-"""The longest that an operator's request may take to come in."""
+"""Maximum seconds to receive an operator's request."""
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Maximum number of connections waiting to be accepted."""
 SPARE_FILES = 256
-"""Open files that are not wallets' connections: the database, the nodes, the provers."""
+"""File descriptors reserved for the database, the nodes and the provers."""
 MIN_CONNECTIONS = 64
 
 
 class DateHeaderState(ServerState):
-    """A server's state whose headers have the date of the second in which they are asked for."""
+    """Server state that computes the `Date` header on demand, once a second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,7 +46,7 @@ class DateHeaderState(ServerState):
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer begins with."""
+        """Headers of every response."""
         second = int(self._clock.now())
         if second != self._second:
             self._second = second
@@ -59,10 +59,10 @@ class DateHeaderState(ServerState):
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: the service decides when it stops.
+    """uvicorn server without signal handling and without polling.
 
-    Nor does it look ten times a second whether it is to stop and whether the date is another, as uvicorn's own does:
-    with a server a door, that was a third of what an idle service took of a core.
+    uvicorn's own server checks ten times a second whether to stop and updates the date. With one server for each
+    listener, that was a third of the CPU time of an idle service.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -72,18 +72,18 @@ class Server(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether it is to stop; set it to have it stop."""
+        """Whether the server should stop; set it to stop the server."""
         return self._stop.is_set()
 
     @should_exit.setter
-    def should_exit(self, wanted: bool) -> None:
-        if wanted:
+    def should_exit(self, value: bool) -> None:
+        if value:
             self._stop.set()
         else:
             self._stop.clear()
 
     async def main_loop(self) -> None:
-        """Wait until it is to stop."""
+        """Wait until `should_exit` is set."""
         await self._stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -109,17 +109,17 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the service."""
+        """Do nothing: the service handles signals."""
         yield
 
 
 def create_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door: ClientPolicy | None = None) -> Server:
-    """A server for one app; it is started with `serve(sockets=[…])` and stopped with `should_exit = True`.
+    """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
 
     Args:
-        app: what answers.
-        limits: of its connections, the usual unless told.
-        door: knows the clients; without it none has limits of its own.
+        app: the ASGI application.
+        limits: limits of connections; default `connection_limits()`.
+        door: identifies clients; without it no client has limits of its own.
     """
     return Server(
         uvicorn.Config(
@@ -140,18 +140,18 @@ def create_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door:
 
 
 def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
-    """A listening socket (port 0 takes a free one).
+    """Return a listening TCP socket; port 0 takes a free port.
 
     Args:
-        host: its address.
-        port: its port.
-        section: of the settings, that names them.
+        host: address to listen on.
+        port: port to listen on.
+        section: configuration section of the two, for the advice.
 
     Raises:
-        HelperError: the address cannot be had; says which.
+        HelperError: the address is in use or not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # with the protocol spelt out asyncio turns Nagle's delay off: it would cost each answer some 40 ms
+    # asyncio sets TCP_NODELAY only with an explicit protocol; Nagle's algorithm would delay responses by about 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -161,14 +161,14 @@ def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
         listener.close()
         raise HelperError(
             f"cannot listen on {host}:{port}: {error.strerror}",
-            advice=f"Set [{section}] host and port to an address of this machine that is free.",
+            advice=f"Set [{section}] host and port to a free address of this machine.",
         ) from None
     listener.setblocking(False)
     return listener
 
 
 def base_url(listener: socket.socket) -> str:
-    """Where a listening socket is reached."""
+    """The URL of a listening socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -177,51 +177,51 @@ def base_url(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def unix_listener(path: Path) -> Iterator[socket.socket]:
-    """A listening socket that only this user can open; its file goes with it, if it still is ours.
+    """A listening unix socket that only this user can open; its file is deleted at the end, if still ours.
 
-    A socket file left behind by a crash is replaced, one on which somebody answers is not.
+    A socket file left behind by a crash is replaced; one on which a process listens is not.
 
     Raises:
-        HelperError: the path cannot be used; says why.
+        HelperError: the path cannot be used, or another process listens on it.
     """
-    listener, made = _bind_unix(path)
+    listener, created = _bind_unix(path)
     try:
         yield listener
     finally:
         listener.close()
         with contextlib.suppress(OSError):
-            if _identity(path) == made:
+            if _identity(path) == created:
                 path.unlink()
 
 
 def _bind_unix(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """The socket, and what its file is known by."""
+    """Return the listening socket and the identity of its file."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode):
-                _refuse_taken(path)
+                _require_unused(path)
                 path.unlink()
-        # Before it has a name: a chmod by path would follow a link that somebody has put in its place.
+        # Set the mode before bind(): chmod() by path would follow a link that another process has put there.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
-        # at once, so that another daemon that looks whether somebody answers finds us
+        # Listen immediately, so that another starting daemon finds the path in use.
         listener.listen(BACKLOG)
         listener.setblocking(False)
         return listener, _identity(path)
     except OSError as error:
         listener.close()
         raise HelperError(
-            f"cannot make the control socket {path}: {error.strerror or error}",
-            advice="Set [operator] socket to a path of at most 100 characters in a directory of the helper's own.",
+            f"cannot create the control socket {path}: {error.strerror or error}",
+            advice="Set [operator] socket to a path of at most 100 characters in a directory that the helper owns.",
         ) from None
     except HelperError:
         listener.close()
         raise
 
 
-def _refuse_taken(path: Path) -> None:
-    """Raise HelperError when somebody answers on a socket; a full queue is an answer too."""
+def _require_unused(path: Path) -> None:
+    """Raise HelperError if a process listens on a socket; a full accept queue also means that one does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -230,31 +230,31 @@ def _refuse_taken(path: Path) -> None:
             except ConnectionRefusedError:
                 return
     raise HelperError(
-        f"another daemon answers on the control socket {path}",
-        advice="Set [operator] socket to a path of this daemon's own.",
+        f"another process is listening on the control socket {path}",
+        advice="Stop the other daemon, or set [operator] socket to another path.",
     )
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def connection_limits() -> ConnectionLimits:
-    """The usual ones, as far as this process's open files go; a quarter of the connections for one client."""
-    most = connection_limit()
-    return ConnectionLimits(connections=most, connections_each=max(MIN_CONNECTIONS, most // 4))
+    """Default limits within this process's file descriptors; one client gets a quarter of the connections."""
+    connections = connection_limit()
+    return ConnectionLimits(connections=connections, connections_each=max(MIN_CONNECTIONS, connections // 4))
 
 
 def control_limits() -> ConnectionLimits:
-    """Of the operators' socket: an import comes in for as long as its shares are checked."""
+    """Limits of the control socket: an import is received while its shares are checked, which may take long."""
     return replace(connection_limits(), request_seconds=IMPORT_SECONDS)
 
 
 def connection_limit(wanted: int = ConnectionLimits().connections) -> int:
-    """How many connections there may be: as wanted, or what this process's limit of open files leaves.
+    """Maximum number of connections: `wanted`, or fewer if the limit of open files requires it.
 
-    The limit is raised as far as this process may raise it.
+    Raises the soft limit of open files as far as necessary and permitted.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_FILES

@@ -1,4 +1,4 @@
-"""Around every request: errors as JSON in one shape, CORS for wallets in browsers, tokens, refusals in the log."""
+"""Middleware and error handlers: JSON errors, CORS, tokens, logging of refusals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from helper.ingest.payload import error_answer
 from helper.ingest.schema import WireError
 from helper.server.request_ids import HEADER, LATER, request_id
 
-log = structlog.get_logger("helper.api")
+log = structlog.get_logger("helper.server")
 
 TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
 CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
-"""What wallets ask; the second is the chain's, where it is passed on."""
+"""Paths that wallets use; the second is the chain's, for the gateway."""
 RETRY_AFTER_SECONDS: Final = 2
-"""What a 429 asks a wallet to wait."""
+"""`Retry-After` of a 429."""
 
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
@@ -37,54 +37,54 @@ _PREFLIGHT: Final = {
     "Access-Control-Allow-Headers": f"Content-Type, {TOKEN_HEADER}",
     "Access-Control-Max-Age": "86400",
 }
-_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
+_TEXTS: Final = {404: "not found", 405: "method not allowed"}
 
 
 class JsonResponse(Response):
-    """JSON by orjson."""
+    """JSON response, encoded by orjson."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The bytes of a plain value."""
+        """Encode a plain value."""
         return orjson.dumps(content)
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """An error in its one shape; a 429 asks the wallet to wait."""
+    """An error response; a 429 has a `Retry-After` header."""
     extra = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else {}
     return JsonResponse(error_answer(message), status, {**extra, **(headers or {})})
 
 
 def note_refusal(request: Request, status: int, reason: str) -> None:
-    """A line at debug about a refusal that is final: which request, and why. Of the others there is none.
+    """Log a final refusal at debug level; a refusal that clients retry (`LATER`) is not logged.
 
     Args:
-        request: it is named, and nothing else of it is told.
-        status: of the answer.
-        reason: a text of ours, without a value that was sent.
+        request: only its id is logged.
+        status: of the response.
+        reason: error text without any value of the request.
     """
     if status not in LATER:
-        log.debug("a request was refused", status=status, reason=reason, request_id=request_id(request.scope))
+        log.debug("request_refused", status=status, reason=reason, request_id=request_id(request.scope))
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals (no such path, wrong method), and ours."""
+    """Respond to an HTTPException of a route, or of Starlette (unknown path, wrong method)."""
     assert isinstance(error, HTTPException)
-    own = error.detail != HTTPStatus(error.status_code).phrase
-    text = error.detail if own else _TEXTS.get(error.status_code, error.detail)
+    has_detail = error.detail != HTTPStatus(error.status_code).phrase
+    text = error.detail if has_detail else _TEXTS.get(error.status_code, error.detail)
     note_refusal(request, error.status_code, text)
     return error_response(error.status_code, text, error.headers)
 
 
 async def wire_error(request: Request, error: Exception) -> Response:
-    """What was sent is not what it should be."""
+    """Respond to an invalid payload or path parameter."""
     note_refusal(request, 400, str(error))
     return error_response(400, str(error))
 
 
 async def share_refused(request: Request, error: Exception) -> Response:
-    """A share was not taken."""
+    """Respond to a refused share."""
     assert isinstance(error, ShareRefused)
     text = f"{error.field}: {error}" if error.field else str(error)
     note_refusal(request, error.status, text)
@@ -92,12 +92,12 @@ async def share_refused(request: Request, error: Exception) -> Response:
 
 
 async def disconnected(_request: Request, _error: Exception) -> Response:
-    """The client went away while it sent; nobody reads this."""
-    return error_response(400, "the request ended early")
+    """Return a response for a client that has disconnected; it is counted but not received."""
+    return error_response(400, "client disconnected before the end of the request")
 
 
 async def unexpected(_request: Request, _error: Exception) -> Response:
-    """Anything else: no details. Starlette raises the exception again, for `ErrorMiddleware` to log."""
+    """Respond 500 without details. Starlette raises the exception again, and `ErrorMiddleware` logs it."""
     return error_response(500, "internal error")
 
 
@@ -111,19 +111,19 @@ EXCEPTION_HANDLERS: Final = {
 
 
 def token_matches(given: str | None, expected: str) -> bool:
-    """Whether a header's value is this token, in time that does not tell how much of it is right."""
-    # headers are latin-1 to the server; the token is compared as the bytes that came
+    """Compare a header's value with the expected token in constant time."""
+    # The server decodes headers as latin-1; compare the received bytes.
     return hmac.compare_digest((given or "").encode("latin-1", "replace"), expected.encode())
 
 
 def check_token(scope: Scope, expected: str) -> None:
-    """Raise HTTPException (401) where a request has not this token."""
+    """Raise HTTPException (401) unless the request has this token."""
     if not token_matches(Headers(scope=scope).get(TOKEN_HEADER), expected):
-        raise HTTPException(401, f"{TOKEN_HEADER} is missing or wrong")
+        raise HTTPException(401, f"{TOKEN_HEADER} is missing or invalid")
 
 
 class ErrorMiddleware:
-    """The outermost layer: an unexpected exception becomes a 500 without details, and a line in the log."""
+    """Logs unexpected exceptions and responds 500 without details."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -142,20 +142,20 @@ class ErrorMiddleware:
         try:
             await self._app(scope, receive, watch)
         except Exception:
-            log.exception("a request failed", request_id=request_id(scope))
+            log.exception("request_failed", request_id=request_id(scope))
             if not started:
                 await error_response(500, "internal error")(scope, receive, send)
 
 
 class CorsMiddleware:
-    """Any page may ask what any wallet may ask; no credentials, so there is nothing to steal."""
+    """Allows all origins on the wallets' paths. No credentials are involved, so this exposes nothing."""
 
     def __init__(self, app: ASGIApp, prefixes: tuple[str, ...] = CORS_PREFIXES) -> None:
         self._app = app
         self._prefixes = prefixes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answer a preflight at once."""
+        """Serve one request; answer preflight requests directly."""
         if not scope["path"].startswith(self._prefixes):
             await self._app(scope, receive, send)
             return

@@ -1,6 +1,4 @@
-"""The API's own description, OpenAPI 3.1, made from what the code has: the routes, the table of fields that payloads
-are read by, the types that answers are made of.
-"""
+"""OpenAPI 3.1 document of the API, generated from the routes, the payload schema and the response types."""
 
 from __future__ import annotations
 
@@ -23,19 +21,19 @@ from helper.server.middleware import TOKEN_HEADER, JsonResponse
 PATH: Final = "/openapi.json"
 
 ANY_TIME: Final = (400, 408, 429, 431, 500, 503)
-"""What any request can be answered: most of it comes before there is a route."""
+"""Error statuses of every operation; most of them are sent before routing."""
 _REFUSALS: Final = {
-    400: "Something is not as it must be; the text begins with the field's name where it is about one.",
-    401: "The token or signature that is asked for is missing or wrong.",
-    404: "There is no such path, or nothing of this name.",
-    408: "The request did not come in time.",
+    400: "Invalid request. If a field is invalid, the text begins with its name.",
+    401: "The required token or signature is missing or invalid.",
+    404: "No such path or resource.",
+    408: "The request was not received in time.",
     413: "The body is too large.",
-    429: "Come again: too much at once, too many refused requests, or the chain's node is a moment behind.",
+    429: "Retry later: too many requests, too many refused requests, or the helper's copy of the chain is behind.",
     431: "The headers are too large.",
-    500: "An error of this helper's own; X-Request-Id names its line in the log.",
-    502: "The chain, or who publishes what was asked for, gave no answer.",
-    503: "Nothing can be taken now: the helper starts, or has no chain to judge by, or no room.",
-    504: "The chain's node was too slow with its answer.",
+    500: "Internal error; the log has its details under the X-Request-Id.",
+    502: "The chain or another upstream server sent no valid response.",
+    503: "Not available now: the helper is starting, has no current chain state, or is at its capacity. Retry later.",
+    504: "The chain node did not respond in time.",
 }
 _RETRY_AFTER: Final = {
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}}
@@ -49,29 +47,29 @@ _SCHEMES: Final[Mapping[str, Mapping[str, str]]] = {
 _COMPONENTS: Final = "#/components/schemas/{model}"
 _JSON: Final = "application/json"
 _CONVERTED: Final = re.compile(r"\{(\w+):\w+\}")
-"""A part of a path with its kind, as Starlette writes it: `{path:path}`."""
+"""A path parameter with a converter, in Starlette's notation: `{path:path}`."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Holder = Literal["wallets", "operators"]
-"""Who has a token of their own."""
+"""Holders of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one route does, as far as its path and method do not say it.
+    """Describes the operation of one route.
 
     Attributes:
-        summary: a line for people.
-        answer: the type of what 200 brings.
-        media: what kind of content that is.
-        also: statuses that bring the same kind of content as 200.
-        body: the fields of the JSON that is sent, or its schema, if any is sent.
-        path: the fields in the path: each one, or its schema.
-        query: what may be asked for in the query: description and schema by name.
-        refusals: statuses of its errors, beside those that any request can get.
-        error: the type of its errors.
-        passed_on: whether any other status may come too, with any JSON: what a node answered.
-        asks: whose token it asks for, where one is set.
+        summary: one line of text.
+        answer: type of the 200 response.
+        media: its media type.
+        also: statuses with the same content as 200.
+        body: fields or schema of the JSON request body, if there is one.
+        path: fields or schemas of the path parameters.
+        query: description and schema of the query parameters, by name.
+        refusals: error statuses in addition to `ANY_TIME`.
+        error: type of the error responses.
+        passed_on: whether responses of a node are forwarded, with any status and any JSON.
+        asks: holder of the required token, if one is configured.
     """
 
     summary: str
@@ -88,7 +86,7 @@ class Operation:
 
 
 class ApiRoute(Route):
-    """A route that says what it does."""
+    """A route with a description."""
 
     def __init__(self, path: str, handler: Any, method: str, operation: Operation) -> None:
         super().__init__(path, handler, methods=[method])
@@ -97,7 +95,7 @@ class ApiRoute(Route):
 
 
 class ApiMount(Mount):
-    """An application under a path, whose routes say what they do."""
+    """A mounted application whose routes have descriptions."""
 
     def __init__(self, path: str, app: ASGIApp, inside: Sequence[ApiRoute]) -> None:
         super().__init__(path, app)
@@ -105,49 +103,49 @@ class ApiMount(Mount):
 
 
 class ApiDescription:
-    """The document of an application's routes, its own among them; made when it is first asked for.
+    """The OpenAPI document of an application, including its own route; generated on first use.
 
     Args:
-        tokens: whose tokens are set.
+        tokens: holders whose tokens are configured.
     """
 
     def __init__(self, tokens: Iterable[Holder]) -> None:
         self._tokens = frozenset(tokens)
         self._routes: Sequence[BaseRoute] = ()
-        self._made: dict[str, Any] | None = None
-        self.route = ApiRoute(PATH, self._answer, "GET", Operation("This description.", dict[str, Any]))
+        self._document: dict[str, Any] | None = None
+        self.route = ApiRoute(PATH, self._serve, "GET", Operation("OpenAPI document of this API.", dict[str, Any]))
 
     def of(self, routes: Sequence[BaseRoute]) -> None:
-        """Take these routes, of which those that are an ApiRoute or an ApiMount are described."""
+        """Set the routes; those of type ApiRoute or ApiMount are described."""
         self._routes = routes
 
     def told(self) -> dict[str, Any]:
         """The document as plain JSON."""
-        if self._made is None:
-            self._made = document(self._routes, tokens=self._tokens)
-        return self._made
+        if self._document is None:
+            self._document = document(self._routes, tokens=self._tokens)
+        return self._document
 
-    async def _answer(self, _request: Request) -> Response:
+    async def _serve(self, _request: Request) -> Response:
         return JsonResponse(self.told())
 
 
 def document(routes: Iterable[BaseRoute], *, tokens: Iterable[Holder]) -> dict[str, Any]:
-    """The whole document as plain JSON."""
-    given = frozenset(tokens)
-    described = [(path, route) for path, route in _described(routes) if _is_open(route.operation, given)]
-    answers, schemas = _answer_schemas([route.operation for _, route in described])
+    """Generate the document as plain JSON."""
+    configured = frozenset(tokens)
+    described = [(path, route) for path, route in _described(routes) if _is_enabled(route.operation, configured)]
+    schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route.operation, answers, given)
-    asked = {_scheme(route.operation, given) for _, route in described} - {None}
-    schemes = {name: dict(scheme) for name, scheme in _SCHEMES.items() if name in asked}
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route.operation, schema_of, configured)
+    used = {_scheme(route.operation, configured) for _, route in described} - {None}
+    schemes = {name: dict(scheme) for name, scheme in _SCHEMES.items() if name in used}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "svote-helper",
             "version": metadata.version("svote-helper"),
-            "description": "Takes encrypted vote shares from wallets and reveals each at its wallet's time. Every"
-            " answer has an X-Request-Id, by which an operator finds an error in the log.",
+            "description": "Accepts encrypted vote shares from wallets and reveals each at the time that its wallet"
+            " has set. Every response has an X-Request-Id, by which operators find errors in the log.",
         },
         "paths": paths,
         "components": {"schemas": schemas, **({"securitySchemes": schemes} if schemes else {})},
@@ -155,7 +153,7 @@ def document(routes: Iterable[BaseRoute], *, tokens: Iterable[Holder]) -> dict[s
 
 
 def _described(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRoute]]:
-    """Every route that says what it does, with its whole path."""
+    """Every route with a description, and its full path."""
     for route in routes:
         if isinstance(route, ApiRoute):
             yield _CONVERTED.sub(r"{\1}", route.path), route
@@ -163,59 +161,60 @@ def _described(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRoute]]:
             yield from ((route.path + path, inner) for path, inner in _described(route.inside))
 
 
-def _is_open(about: Operation, given: frozenset[Holder]) -> bool:
-    """Whether it can be used at all: the operators' part is shut without a token."""
-    return about.asks != "operators" or about.asks in given
+def _is_enabled(operation: Operation, configured: frozenset[Holder]) -> bool:
+    """Whether the operation can be used: those of operators are disabled without a token."""
+    return operation.asks != "operators" or operation.asks in configured
 
 
-def _scheme(about: Operation, given: frozenset[Holder]) -> str | None:
-    if about.asks is None or about.asks not in given:
+def _scheme(operation: Operation, configured: frozenset[Holder]) -> str | None:
+    if operation.asks is None or operation.asks not in configured:
         return None
-    return _WALLETS if about.asks == "wallets" else _OPERATORS
+    return _WALLETS if operation.asks == "wallets" else _OPERATORS
 
 
-def _answer_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
-    """The schema of each answer's type by its type, and those that they refer to."""
-    types = [one for about in operations for one in (about.answer, about.error)] or [ErrorAnswer]
-    found, shared = TypeAdapter.json_schemas(
-        [(number, "serialization", TypeAdapter(one)) for number, one in enumerate(types)], ref_template=_COMPONENTS
+def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+    """A function from a response type to its schema, and the schemas that these refer to."""
+    types = [kind for operation in operations for kind in (operation.answer, operation.error)] or [ErrorAnswer]
+    schemas, shared = TypeAdapter.json_schemas(
+        [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
     )
-    return lambda one: found[types.index(one), "serialization"], shared.get("$defs", {})
+    return lambda kind: schemas[types.index(kind), "serialization"], shared.get("$defs", {})
 
 
-def _operation(about: Operation, schema_of: Callable[[Any], Any], given: frozenset[Holder]) -> dict[str, Any]:
-    scheme = _scheme(about, given)
-    statuses = sorted({*ANY_TIME, *about.refusals, *((401,) if scheme else ())})
-    good = {about.media: {"schema": schema_of(about.answer)}}
-    refused = {str(status): _refusal(status, schema_of(about.error)) for status in statuses}
-    for status in about.also:
-        refused[str(status)]["content"] = refused[str(status)]["content"] | good
-    if about.passed_on:
-        refused["default"] = {"description": "What the node answered.", "content": _json({})}
-    told: dict[str, Any] = {
-        "summary": about.summary,
-        "responses": {"200": {"description": "Done.", "content": good}, **refused},
+def _operation(operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[Holder]) -> dict[str, Any]:
+    scheme = _scheme(operation, configured)
+    statuses = sorted({*ANY_TIME, *operation.refusals, *((401,) if scheme else ())})
+    success = {operation.media: {"schema": schema_of(operation.answer)}}
+    errors = {str(status): _refusal(status, schema_of(operation.error)) for status in statuses}
+    for status in operation.also:
+        errors[str(status)]["content"] = errors[str(status)]["content"] | success
+    if operation.passed_on:
+        errors["default"] = {"description": "Response of the node.", "content": _json({})}
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "responses": {"200": {"description": "Success.", "content": success}, **errors},
     }
     in_path = [
-        {"name": name, "in": "path", "required": True, "schema": _schema(one)} for name, one in about.path.items()
+        {"name": name, "in": "path", "required": True, "schema": _schema(field)}
+        for name, field in operation.path.items()
     ]
-    in_query = [{"name": name, "in": "query", **one} for name, one in about.query.items()]
+    in_query = [{"name": name, "in": "query", **parameter} for name, parameter in operation.query.items()]
     if in_path or in_query:
-        told["parameters"] = [*in_path, *in_query]
-    if about.body is not None:
-        told["requestBody"] = {"required": True, "content": _json(_schema(about.body))}
+        described["parameters"] = [*in_path, *in_query]
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _json(_schema(operation.body))}
     if scheme:
-        told["security"] = [{scheme: []}]
-    return told
+        described["security"] = [{scheme: []}]
+    return described
 
 
-def _schema(about: Field | Mapping[str, Any]) -> Mapping[str, Any]:
-    return about if isinstance(about, Mapping) else about.schema()
+def _schema(field: Field | Mapping[str, Any]) -> Mapping[str, Any]:
+    return field if isinstance(field, Mapping) else field.schema()
 
 
 def _refusal(status: int, schema: Any) -> dict[str, Any]:
-    told = {"description": _REFUSALS[status], "content": _json(schema)}
-    return {**told, "headers": _RETRY_AFTER} if status == 429 else told
+    described = {"description": _REFUSALS[status], "content": _json(schema)}
+    return {**described, "headers": _RETRY_AFTER} if status == 429 else described
 
 
 def _json(schema: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, by the kernel's word."""
+"""Credentials of the peer process of a unix socket, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import struct
 from typing import Final, NamedTuple
 
 KEY: Final = "peer"
-"""Under which a request's state has it."""
+"""Key in a request's state."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Peer(NamedTuple):
-    """A process: its number, its user and its group, as they were when it connected."""
+    """Process id, user id and group id at the time of the connection."""
 
     pid: int
     uid: int
@@ -22,7 +22,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer | None:
-    """The process behind a connection, None where it is none of this machine's."""
+    """The peer process of a connection; None if it is not over a unix socket."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         return None
@@ -30,7 +30,7 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer | None:
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or the number where it has none; may ask the machine's directory service."""
+    """The name of a user, or its number if it has none. May block on a directory service."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

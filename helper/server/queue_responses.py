@@ -1,4 +1,4 @@
-"""What operators are answered about the queue, the same of the running daemon and of the file alone."""
+"""Operators' queries of the queue, for the daemon and for the database file alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helper.store.rows import QueueFilter, StoredRound
 
 
 async def list_answer(queue: QueueReader, query: QueueFilter, limit: int, *, source: views.Source) -> dict[str, Any]:
-    """`queue list`, with the kinds of failure where failed shares are asked for."""
+    """`queue list`, with failure groups if failed shares are selected."""
     failed = None
     if query.state is ShareState.FAILED:
         failed = await queue.failed_groups(query, limit=views.GROUPS_SHOWN)
@@ -23,7 +23,7 @@ async def list_answer(queue: QueueReader, query: QueueFilter, limit: int, *, sou
 async def stats_answer(
     queue: QueueReader, *, source: views.Source, service: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """`queue stats`; `service` is what only the daemon knows."""
+    """`queue stats`; `service` is the state of the running service."""
     return views.stats_json(
         await queue.counts(),
         await queue.damaged(),
@@ -35,32 +35,34 @@ async def stats_answer(
 
 
 async def spent_answer(queue: QueueReader, nullifier: str, *, source: views.Source) -> dict[str, Any]:
-    """The rounds in which the chain has counted a nullifier, whoever revealed it; no node is asked.
+    """The rounds in which the chain has counted a nullifier, from the database alone.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not 64 hex characters.
     """
     rounds = await queue.rounds_of_spent(views.parse_hex32("nullifier", nullifier))
     return {"source": source, "rounds": [round_id.hex() for round_id in rounds]}
 
 
 async def file_answer(queue: QueueReader, path: str, query: Mapping[str, str], *, now: float) -> dict[str, Any] | None:
-    """The answer to a question that the daemon's API has, from the file alone; None where there is none.
+    """Answer a request of the operator API from the database file; None if there is no such share.
 
     Args:
-        queue: the file.
-        path: the question's path.
-        query: its conditions.
+        queue: reads the file.
+        path: path of the request.
+        query: query parameters.
         now: unix seconds.
 
     Raises:
-        ValueError: a condition is none; the text names it.
+        ValueError: a parameter is not valid; the text names it.
     """
     if path == "/stats":
         return await stats_answer(queue, source="file")
     if path == "/queue":
-        wanted = views.parse_filter(query.get("round"), query.get("state"), query.get("due_before"), query.get("stage"))
-        return await list_answer(queue, wanted, views.parse_limit(query.get("limit")), source="file")
+        selected = views.parse_filter(
+            query.get("round"), query.get("state"), query.get("due_before"), query.get("stage")
+        )
+        return await list_answer(queue, selected, views.parse_limit(query.get("limit")), source="file")
     if path == "/rounds":
         sizes = await queue.tree_sizes()
         states = [_state(stored, sizes) for stored in await queue.rounds()]

@@ -1,6 +1,6 @@
-"""The JSON that operators get, the same from the running daemon and from the file. Pure.
+"""JSON of the queue for operators, for the daemon and for the database file alike. Pure.
 
-Each record is written out field by field: what is not named here is not shown.
+Each record is built field by field, so that a new column is never shown by accident.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 
 LIST_LIMIT = 100
-"""Entries that a list has unless asked otherwise."""
+"""Default maximum number of entries of a list."""
 MAX_LIST = 10_000
 GROUPS_SHOWN = 100
-"""Kinds of failure that are told apart."""
+"""Maximum number of failure groups."""
 _DAY = 86_400
 
 
 def list_json(
     entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
 ) -> dict[str, Any]:
-    """`queue list`; `failed` are the kinds of failure, where failed shares were asked for."""
+    """`queue list`; `failed` are the failure groups, if failed shares were selected."""
     shares = [entry_json(entry) for entry in entries]
     return {"source": source, "shares": shares, **({} if failed is None else {"failed": groups_json(failed)})}
 
 
 def story_json(story: QueueStory, *, source: Source) -> dict[str, Any]:
-    """`queue show`: one share's whole story, without its witness."""
+    """`queue show`: all details of one share except its witness."""
     entry = story.entry
     cannot_count = story.vote_end_time is not None and entry.submit_at == story.vote_end_time
     return {
@@ -62,12 +62,12 @@ def stats_json(
     """`queue stats`.
 
     Args:
-        counts: shares by round and state.
-        damaged: the rows that were set aside.
-        source: who tells it.
-        failed: what failed for good, by stage and reason.
-        before: what had failed in rounds that are purged.
-        service: what only the daemon knows.
+        counts: number of shares by round and state.
+        damaged: rows that were set aside.
+        source: where the data comes from.
+        failed: failed shares, by stage and reason.
+        before: failed shares of purged rounds.
+        service: state of the running service, if there is one.
     """
     rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
     totals = {state: sum(states.get(state, 0) for states in counts.values()) for state in ShareState}
@@ -78,14 +78,14 @@ def stats_json(
         "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
         "failed": groups_json(failed),
         "failed_before": [
-            {"day": one.day * _DAY, "stage": one.stage, "reason": one.reason, "count": one.count} for one in before
+            {"day": row.day * _DAY, "stage": row.stage, "reason": row.reason, "count": row.count} for row in before
         ],
         **({} if service is None else {"service": dict(service)}),
     }
 
 
 def entry_json(entry: QueueEntry) -> dict[str, Any]:
-    """One line of a list; times in unix seconds."""
+    """One entry of a list; times in unix seconds."""
     return {
         "ref": entry.ref,
         "round": entry.round_id.hex(),
@@ -101,7 +101,7 @@ def entry_json(entry: QueueEntry) -> dict[str, Any]:
 
 
 def groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
-    """Shares that failed for good, by stage and reason; `latest` in unix seconds."""
+    """Failed shares by stage and reason; `latest` in unix seconds."""
     return [
         {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
         for group in groups
@@ -109,13 +109,13 @@ def groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
 
 
 def counts_json(states: Mapping[ShareState, int]) -> dict[str, int]:
-    """Counts by state's name, and their sum."""
+    """Counts by state name, and their sum."""
     named = {state_name(state): states.get(state, 0) for state in ShareState}
     return {"total": sum(named.values()), **named}
 
 
 def state_name(state: int) -> str:
-    """The state in lower case; a number that is none as it is (a damaged row may hold any)."""
+    """The state's name in lower case; an unknown number (in a damaged row) as digits."""
     try:
         return ShareState(state).name.lower()
     except ValueError:
@@ -123,16 +123,16 @@ def state_name(state: int) -> str:
 
 
 def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
-    """What an operator asked to see; empty is as good as absent.
+    """Parse the filter of a list; an empty parameter is the same as an absent one.
 
     Args:
         round_hex: 64 hex characters.
-        state: a state's name, in any case.
+        state: name of a state, in any case.
         due_before: unix seconds.
-        stage: the stage of the latest note.
+        stage: stage of the latest history entry.
 
     Raises:
-        ValueError: one of them is not that; the text names it.
+        ValueError: a parameter is not valid; the text names it.
     """
     return QueueFilter(
         round_id=parse_round(round_hex) if round_hex else None,
@@ -143,7 +143,7 @@ def parse_filter(round_hex: str | None, state: str | None, due_before: str | Non
 
 
 def parse_limit(text: str | None, usual: int = LIST_LIMIT) -> int:
-    """How many entries to list, `usual` unless told.
+    """Parse the maximum number of entries; empty is `usual`.
 
     Raises:
         ValueError: it is not a number from 1 to 10,000.
@@ -156,7 +156,7 @@ def parse_limit(text: str | None, usual: int = LIST_LIMIT) -> int:
 
 
 def parse_round(text: str) -> bytes:
-    """A round's id.
+    """Parse a round id.
 
     Raises:
         ValueError: it is not 64 hex characters.
@@ -165,28 +165,28 @@ def parse_round(text: str) -> bytes:
 
 
 def parse_hex32(name: str, text: str) -> bytes:
-    """32 bytes in hex.
+    """Parse 32 bytes in hex.
 
     Raises:
         ValueError: it is not 64 hex characters; the text begins with the name.
     """
     try:
-        found = bytes.fromhex(text)
+        value = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != 32:
+        value = b""
+    if len(value) != 32:
         raise ValueError(f"{name} must be 64 hex characters")
-    return found
+    return value
 
 
 def parse_ref(text: str) -> str:
-    """The beginning of a share's name, in lower case.
+    """Parse a share's reference or a prefix of it; returns it in lower case.
 
     Raises:
         ValueError: it is not 6 to 64 hex characters.
     """
     if not MIN_REF_CHARS <= len(text) <= 64 or set(text.lower()) - set("0123456789abcdef"):
-        raise ValueError("a share's name is made of 6 hex characters or more")
+        raise ValueError(f"a share reference must be {MIN_REF_CHARS} to 64 hex characters")
     return text.lower()
 
 
@@ -205,7 +205,7 @@ def _due_ms(text: str) -> int:
 
 
 def _transaction(story: QueueStory) -> dict[str, Any] | None:
-    """What is known of the share's transaction while there is one."""
+    """The share's transaction, None if there is none."""
     if story.tx_hash is None:
         return None
     return {

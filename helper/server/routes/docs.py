@@ -1,5 +1,6 @@
-"""`GET /docs`: the API's description for people, made of the same document as `/openapi.json`. No script, nothing from
-elsewhere: it is read where there is no internet, under a policy that allows neither.
+"""`GET /docs`: API documentation as HTML, rendered from the OpenAPI document.
+
+The page has no scripts and no external resources, so that it works offline and under a strict Content-Security-Policy.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ _HEADERS: Final = {
 }
 
 
-def docs_routes(told: Callable[[], dict[str, Any]]) -> list[ApiRoute]:
-    """The page and its style.
+def docs_routes(document: Callable[[], dict[str, Any]]) -> list[ApiRoute]:
+    """The routes of the page and its style sheet.
 
     Args:
-        told: the document.
+        document: returns the OpenAPI document.
     """
-    made: dict[str, bytes] = {}
+    rendered: dict[str, bytes] = {}
 
     async def html(_request: Request) -> Response:
-        if PATH not in made:
-            made[PATH] = page(told(), style=STYLE_PATH).encode()
-        return Response(made[PATH], media_type="text/html", headers=_HEADERS)
+        if PATH not in rendered:
+            rendered[PATH] = page(document(), style=STYLE_PATH).encode()
+        return Response(rendered[PATH], media_type="text/html", headers=_HEADERS)
 
     async def style(_request: Request) -> Response:
-        if STYLE_PATH not in made:
-            made[STYLE_PATH] = _STYLE.read_bytes()
-        return Response(made[STYLE_PATH], media_type="text/css", headers=_HEADERS)
+        if STYLE_PATH not in rendered:
+            rendered[STYLE_PATH] = _STYLE.read_bytes()
+        return Response(rendered[STYLE_PATH], media_type="text/css", headers=_HEADERS)
 
     return [
-        ApiRoute(PATH, html, "GET", Operation("This description, for people.", str, media="text/html")),
-        ApiRoute(STYLE_PATH, style, "GET", Operation("How it looks.", str, media="text/css")),
+        ApiRoute(PATH, html, "GET", Operation("API documentation as HTML.", str, media="text/html")),
+        ApiRoute(STYLE_PATH, style, "GET", Operation("Style sheet of the documentation.", str, media="text/css")),
     ]

@@ -1,5 +1,7 @@
-"""The feed of states as server-sent events: `GET /shielded-vote/v1/events` for who has the operator token, and
-`GET /events` on the control socket, where `GET /overview` is the state of this moment alone.
+"""The status feed as server-sent events.
+
+`GET /shielded-vote/v1/events` requires the operator token. The control socket serves the same stream at `GET /events`,
+and a single snapshot at `GET /overview`.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from helper.server.openapi import ApiRoute, Operation
 
 PATH: Final = "/shielded-vote/v1/events"
 PING: Final = 15
-"""Seconds between two comments that keep proxies from cutting a silent stream."""
+"""Seconds between two comments, which prevent proxies from closing an idle stream."""
 
 
 EVENTS: Final = Operation(
-    "The queue's state, in sums, each second: events named `state` with the JSON as data.",
+    "Totals of the queue once a second: events named `state` with JSON as data.",
     str,
     media="text/event-stream",
     asks="operators",
@@ -31,29 +33,30 @@ EVENTS: Final = Operation(
 
 
 def events_route(feed: Feed, token: str) -> Route:
-    """The route.
+    """The public route of the feed.
 
     Args:
-        feed: the states.
-        token: the operators', as a Bearer header; empty serves nothing (404).
+        feed: the status feed.
+        token: operator token, required as a bearer token; empty disables the route (404).
     """
 
     async def events(request: Request) -> Response:
         if not token:
             raise HTTPException(404)
         if not bearer_matches(request, token):
-            raise HTTPException(401, "the operator token is needed, as a Bearer header", {"WWW-Authenticate": "Bearer"})
+            message = "the operator token is required as a bearer token"
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
         return _stream(feed, request)
 
     return ApiRoute(PATH, events, "GET", EVENTS)
 
 
 def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[dict[str, Any]]]) -> list[Route]:
-    """The control socket's routes.
+    """The control socket's routes of the feed.
 
     Args:
-        feed: the states.
-        snapshot: makes the state of this moment.
+        feed: the status feed.
+        snapshot: returns the current state.
     """
 
     async def overview(_request: Request) -> Response:
@@ -66,18 +69,18 @@ def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[dict[str, Any]]
 
 
 def _stream(feed: Feed, request: Request) -> Response:
-    """The states from the one that was seen last on, for ever.
+    """Stream the states that follow `Last-Event-ID`, without end.
 
-    A listener that does not read is dropped by its connection (`helper.server.connection`), a slow one by the feed.
+    The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow one.
     """
     if feed.full:
-        raise HTTPException(503, "too many listen already")
+        raise HTTPException(503, "too many clients are listening; retry later")
     states = _encoded(feed.listen(request.headers.get("last-event-id")))
     return EventSourceResponse(states, ping=PING, sep="\n")
 
 
 def bearer_matches(request: Request, token: str) -> bool:
-    """Whether a request carries the operators' token, in time that does not tell how much of it is right."""
+    """Whether a request has the operator token as a bearer token; compares in constant time."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return token_matches(given.strip(), token) and scheme.lower() == "bearer"
 

@@ -1,8 +1,8 @@
-"""`GET /livez` and `GET /readyz`: for who starts, watches and balances; plain text, as Kubernetes has it.
+"""`GET /livez` and `GET /readyz` for orchestrators and load balancers; plain text, as in Kubernetes.
 
-livez says that requests are answered. readyz says that shares are taken *and* revealed: it fails also while only the
-reveals are held up, when wallets' shares are still taken and `/shielded-vote/v1/status` says ok. With `?verbose`, and
-whenever it fails, it lists its checks.
+`/livez` reports that requests are answered. `/readyz` reports that shares are accepted *and* revealed: it also fails
+while only the reveals are paused, when shares are still accepted and `/shielded-vote/v1/status` is ok. It lists its
+checks with `?verbose` and whenever it fails.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ Checks = Callable[[], Sequence[Check]]
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _VERBOSE: Final = {
-    "verbose": {"description": "List the checks also when all of them pass.", "schema": {"type": "string"}}
+    "verbose": {"description": "List the checks even if all of them pass.", "schema": {"type": "string"}}
 }
 LIVE: Final = Operation("Whether requests are answered.", str, media="text/plain")
 READY: Final = Operation(
-    "Whether shares are taken and revealed: a line a check.", str, media="text/plain", also=(503,), query=_VERBOSE
+    "Whether shares are accepted and revealed: one line per check.",
+    str,
+    media="text/plain",
+    also=(503,),
+    query=_VERBOSE,
 )
 
 
@@ -35,17 +39,17 @@ def health_routes(checks: Checks) -> list[ApiRoute]:
     """The two routes.
 
     Args:
-        checks: looks at everything that must be well, now.
+        checks: runs the readiness checks.
     """
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("ok\n", headers=_NO_STORE)
 
     async def ready(request: Request) -> Response:
-        found = checks()
-        if not passed(found):
-            return PlainTextResponse(to_text(found), 503, headers=_NO_STORE)
-        text = to_text(found) if "verbose" in request.query_params else "ok\n"
+        results = checks()
+        if not passed(results):
+            return PlainTextResponse(to_text(results), 503, headers=_NO_STORE)
+        text = to_text(results) if "verbose" in request.query_params else "ok\n"
         return PlainTextResponse(text, headers=_NO_STORE)
 
     return [ApiRoute(LIVE_PATH, live, "GET", LIVE), ApiRoute(READY_PATH, ready, "GET", READY)]

@@ -1,4 +1,4 @@
-"""`GET /metrics`, on a listener of its own, with the health routes beside it."""
+"""The metrics listener's application: `GET /metrics` and the health routes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from helper.server.routes.health import Checks, health_routes
 
 PATH: Final = "/metrics"
 LIMITS: Final = ConnectionLimits(connections=32, connections_each=32)
-"""Of the listener: a few scrapers, and none of them can take what wallets need."""
+"""Limits of the listener: enough for a few scrapers, without taking file descriptors from wallets."""
 
 
 class LoopbackHosts:
-    """Refuses names other than localhost on loopback addresses.
+    """Refuses `Host` names other than localhost on loopback addresses.
 
-    A web page can have its own name resolve to 127.0.0.1 and read what listens there (DNS rebinding); its requests have
-    its name as their Host. The rule depends on the address that a connection was made to, as listeners on `0.0.0.0` and
-    `::` have connections to loopback addresses too. On other addresses any name is accepted: scrapers use names there.
+    A web page can make its own name resolve to 127.0.0.1 and read from local services (DNS rebinding); its requests
+    have its name as `Host`. The check uses the address that the connection was made to, because listeners on `0.0.0.0`
+    and `::` also accept connections to loopback addresses. On other addresses any name is accepted, as scrapers may use
+    names there.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -57,7 +58,7 @@ def _is_local(host: str) -> bool:
 
 
 def create_metrics_app(metrics: Metrics, checks: Checks) -> ASGIApp:
-    """The application."""
+    """Create the application of the metrics listener."""
 
     async def scrape(request: Request) -> Response:
         text, kind = await metrics.text(request.headers.get("accept", ""))

@@ -1,4 +1,4 @@
-"""What operators ask, over the control socket: its file mode is what lets them in."""
+"""Read-only routes for operators on the control socket, whose file mode controls access."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ Rounds = Callable[[], Iterable[RoundState]]
 
 
 class KnownRounds(Protocol):
-    """The rounds that the service knows, as `helper.chain.round_registry.RoundRegistry` has them."""
+    """The known rounds; implemented by `helper.chain.round_registry.RoundRegistry`."""
 
     def all(self) -> list[Round]:
-        """Every round that is kept."""
+        """All stored rounds."""
         ...
 
     def open(self) -> list[Round]:
-        """Those that are not known to be closed."""
+        """The rounds that are not known to be closed."""
         ...
 
     def frozen(self, round_id: bytes) -> str | None:
-        """Why nothing may be done about one now, or None."""
+        """Why processing of a round is suspended, or None."""
         ...
 
 
 def create_operator_app(queue: QueueReader, service: Facts, *, more: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """The operators' application.
+    """Create the operators' application.
 
     Args:
-        queue: the store, as operators may see it.
-        service: what only the running service knows (endpoints' health, timings, pauses), as plain JSON.
-        more: routes of other parts of the product.
+        queue: the operators' reads of the store.
+        service: state of the running service (node health, timings, pauses) as plain JSON.
+        more: routes of other packages.
     """
     return wrapped([*operator_routes(queue, service), *more])
 
@@ -53,12 +53,12 @@ def operator_routes(queue: QueueReader, service: Facts) -> list[Route]:
     """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`."""
 
     async def list_shares(request: Request) -> Response:
-        asked = request.query_params
+        params = request.query_params
         try:
             query = views.parse_filter(
-                asked.get("round"), asked.get("state"), asked.get("due_before"), asked.get("stage")
+                params.get("round"), params.get("state"), params.get("due_before"), params.get("stage")
             )
-            limit = views.parse_limit(asked.get("limit"))
+            limit = views.parse_limit(params.get("limit"))
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         return JsonResponse(await queue_responses.list_answer(queue, query, limit, source="daemon"))
@@ -66,7 +66,7 @@ def operator_routes(queue: QueueReader, service: Facts) -> list[Route]:
     async def show(request: Request) -> Response:
         story = await queue.show(request.path_params["ref"])
         if story is None:
-            raise HTTPException(404, "no share, or more than one, has this name")
+            raise HTTPException(404, "no share, or more than one, matches this reference")
         return JsonResponse(views.story_json(story, source="daemon"))
 
     async def stats(_request: Request) -> Response:
@@ -92,20 +92,20 @@ def rounds_route(queue: QueueReader, rounds: Rounds, now: Callable[[], float]) -
     """`GET /rounds`.
 
     Args:
-        queue: for the shares in each.
-        rounds: the rounds known.
-        now: the chain's time, in unix seconds.
+        queue: counts the shares of each round.
+        rounds: the known rounds.
+        now: the chain's time in unix seconds.
     """
 
     async def all_rounds(_request: Request) -> Response:
-        told = action_views.rounds_json(rounds(), await queue.counts(), now=now(), source="daemon")
-        return JsonResponse(told)
+        listing = action_views.rounds_json(rounds(), await queue.counts(), now=now(), source="daemon")
+        return JsonResponse(listing)
 
     return Route("/rounds", all_rounds, methods=["GET"])
 
 
 def round_states(rounds: KnownRounds, tree_size: Callable[[bytes], int]) -> list[RoundState]:
-    """What is known of each round; `tree_size` tells how many leaves of one are here."""
+    """The state of each known round; `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open()}
     return [
         RoundState(

@@ -1,4 +1,4 @@
-"""What operators have done, over the control socket alone: its file mode lets them in, and the kernel names them."""
+"""Operator actions, on the control socket only: its file mode controls access, the kernel reports the user."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from helper.store.action_rows import Actor
 from helper.store.rows import QueueFilter
 
 MAX_BODY: Final = 64 << 20
-"""Bytes of the longest JSON body: the marks of two million shares."""
+"""Maximum bytes of a JSON body: the marks of two million shares."""
 MAX_REFS: Final = 10_000
 
 MARK: Final = struct.Struct(">Q8s")
-"""A row's number and its check."""
+"""A row's number and its checksum."""
 
 Text = Annotated[str, Field(max_length=64)]
 Body = TypeVar("Body", bound=BaseModel)
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class ActionFilter(BaseModel):
-    """Which shares are meant; empty is any."""
+    """Selects shares; an empty field matches any."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,10 +46,10 @@ class ActionFilter(BaseModel):
     stage: Annotated[str, Field(max_length=32)] = ""
 
     def filter(self) -> QueueFilter:
-        """It as the store takes it.
+        """Convert to the store's filter.
 
         Raises:
-            ValueError: one of them is not that; the text names it.
+            ValueError: a field is not valid; the text names it.
         """
         return views.parse_filter(self.round, self.state, self.due_before, self.stage)
 
@@ -62,7 +62,7 @@ class Retry(ActionFilter):
 
 
 class Exported(ActionFilter):
-    """`POST /queue/export`: what a file carries; with `marks` (`MARK` each), these rows are given up here."""
+    """`POST /queue/export`: the contents of an export file; with `marks` (`MARK` each), these rows are moved."""
 
     named: Annotated[int, Field(ge=0)] = 0
     shares: Annotated[int, Field(ge=0)]
@@ -78,39 +78,39 @@ class Purge(BaseModel):
 
 
 def operator_action_routes(operations: Operations) -> list[Route]:
-    """The routes that change something, and the record of what was changed."""
+    """The routes of actions, and of the audit log."""
 
     async def retry(request: Request) -> Response:
-        asked, actor = await _read(request, Retry), await actor_of(request)
-        wanted = _value(asked.filter)
-        return await _answer(operations.retry(actor, wanted, asked.refs, dry=asked.dry_run), dry=asked.dry_run)
+        params, actor = await _read(request, Retry), await actor_of(request)
+        selected = _value(params.filter)
+        return await _answer(operations.retry(actor, selected, params.refs, dry=params.dry_run), dry=params.dry_run)
 
     async def export(request: Request) -> Response:
-        asked, actor = await _read(request, Exported), await actor_of(request)
-        wanted = _value(asked.filter)
-        if asked.marks is None:
-            return await _answer(operations.note_export(actor, wanted, asked.named, asked.shares))
-        if len(asked.marks) % MARK.size:
-            raise HTTPException(400, "marks: must be whole")
-        marks = [(number, check) for number, check in MARK.iter_unpack(asked.marks)]
-        return await _answer(operations.hand_over(actor, wanted, asked.named, marks))
+        params, actor = await _read(request, Exported), await actor_of(request)
+        selected = _value(params.filter)
+        if params.marks is None:
+            return await _answer(operations.note_export(actor, selected, params.named, params.shares))
+        if len(params.marks) % MARK.size:
+            raise HTTPException(400, f"marks: must be a multiple of {MARK.size} bytes")
+        marks = [(number, check) for number, check in MARK.iter_unpack(params.marks)]
+        return await _answer(operations.hand_over(actor, selected, params.named, marks))
 
     async def import_shares(request: Request) -> Response:
         actor, dry = await actor_of(request), request.query_params.get("dry_run") == "1"
-        pieces = request.stream()
+        chunks = request.stream()
 
         async def facts() -> Mapping[str, Any]:
-            return action_views.import_facts(await operations.import_shares(actor, split_lines(pieces), dry=dry))
+            return action_views.import_facts(await operations.import_shares(actor, split_lines(chunks), dry=dry))
 
-        answer = await _answer(facts(), dry=dry)
-        async for _ in pieces:
-            pass  # who is refused early still sends, and reads the answer afterwards
-        return answer
+        response = await _answer(facts(), dry=dry)
+        async for _ in chunks:
+            pass  # a client that is refused early still sends the rest, and reads the response afterwards
+        return response
 
     async def purge(request: Request) -> Response:
-        asked, actor = await _read(request, Purge), await actor_of(request)
+        params, actor = await _read(request, Purge), await actor_of(request)
         round_id = _value(lambda: views.parse_round(request.path_params["round"]))
-        return await _answer(operations.purge(actor, round_id, dry=asked.dry_run), dry=asked.dry_run)
+        return await _answer(operations.purge(actor, round_id, dry=params.dry_run), dry=params.dry_run)
 
     async def actions(request: Request) -> Response:
         limit = _value(lambda: views.parse_limit(request.query_params.get("limit"), action_views.ACTIONS_SHOWN))
@@ -126,17 +126,15 @@ def operator_action_routes(operations: Operations) -> list[Route]:
 
 
 async def actor_of(request: Request) -> Actor:
-    """Who asks; nobody changes anything unnamed."""
+    """The user that sends a request, for the audit log; raises HTTPException (403) if it is unknown."""
     peer = getattr(request.state, KEY, None)
     if not isinstance(peer, Peer):
-        raise HTTPException(403, "who asks for it is not known")
+        raise HTTPException(403, "unknown user: operator actions require the control socket")
     return Actor(peer.uid, await anyio.to_thread.run_sync(user_name, peer.uid), "socket")
 
 
 async def _answer(work: Awaitable[Mapping[str, Any]], *, dry: bool = False) -> Response:
-    """What came of an act, or why it was not done: there is no such thing (404), it is refused as things stand (409),
-    what came is no export (422), or something of the helper's own stood in its way (503).
-    """
+    """The result of an action, or its error: not found (404), refused (409), no valid export (422), other (503)."""
     try:
         return JsonResponse(action_views.act_json(await work, dry=dry, source="daemon"))
     except NothingThere as error:
@@ -154,18 +152,18 @@ def _refusal(status: int, error: HelperError) -> Response:
 
 
 async def _read(request: Request, kind: type[Body]) -> Body:
-    """The JSON of a request's body."""
+    """Parse the JSON of a request's body."""
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > MAX_BODY:
-            raise HTTPException(413, "the request is too large")
+            raise HTTPException(413, f"body: is larger than {MAX_BODY} bytes")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        raise HTTPException(400, f"{where}: {first['msg']}") from None
+        field = ".".join(map(str, first["loc"])) or "body"
+        raise HTTPException(400, f"{field}: {first['msg']}") from None
 
 
 def _value(parse: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""The page: files of a built directory, its index for every other path, and never anything in place of the API."""
+"""Serves the built web page: its files, and its index for all other paths outside the API."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from helper.server.openapi import ApiRoute, Operation
 
 INDEX: Final = "index.html"
 RESERVED: Final = ("api", "shielded-vote", "cosmos", "devnet", "openapi.json", "docs", "livez", "readyz", "metrics")
-"""First parts of paths that are the API's own, also where nothing answers them."""
+"""First segments of the API's paths, which the page never serves, even if no route matches."""
 
-_FOR_EVER: Final = "public, max-age=31536000, immutable"
-"""For what lies under /assets: its names change with its content."""
-_ASK_AGAIN: Final = "no-cache"
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
+"""`Cache-Control` of files in /assets: their names change with their content."""
+_NO_CACHE: Final = "no-cache"
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -31,16 +31,16 @@ _HEADERS: Final = {
 
 
 PAGE: Final = Operation(
-    "The web page: its files, and its index for every path that nothing else answers.",
+    "The web page: its files, and its index for every other path outside the API.",
     str,
     media="*/*",
-    path={"path": {"type": "string", "description": "Of a file, or of a view of the page."}},
+    path={"path": {"type": "string", "description": "Path of a file, or of a view of the page."}},
     refusals=(404,),
 )
 
 
 def _content_security_policy(connect_to: Sequence[str]) -> str:
-    """The policy of the page; a script that was smuggled in could send data to these origins only."""
+    """The Content-Security-Policy; an injected script could send data only to these origins."""
     sources = " ".join(("'self'", *connect_to))
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -50,33 +50,33 @@ def _content_security_policy(connect_to: Sequence[str]) -> str:
 
 
 class _PageRoute(ApiRoute):
-    """Every path but the API's own: another method of one of these is not the page's either.
+    """Matches every path outside the API, whatever the method.
 
-    The `Range` header is ignored, as a server may (RFC 9110, section 14.2): the files are small, and Starlette answers
-    an invalid range with an error that is not JSON.
+    The `Range` header is ignored, as a server may (RFC 9110, section 14.2): the files are small, and Starlette responds
+    to an invalid range with an error that is not JSON.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a whole file."""
+        """Serve a complete file."""
         headers = [header for header in scope["headers"] if header[0] != b"range"]
         await super().handle({**scope, "headers": headers}, receive, send)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether this is the page's to answer."""
+        """Match paths that are not reserved for the API."""
         if scope["path"].lstrip("/").split("/", 1)[0] in RESERVED:
             return Match.NONE, {}
         return super().matches(scope)
 
 
 class Page:
-    """The built page.
+    """The built web page.
 
     Args:
-        folder: where it was built into; must hold an index.
-        connect_to: returns the origins that the page may connect to, besides its own.
+        folder: directory of the built page; must contain an index.
+        connect_to: returns the origins that the page may connect to, in addition to its own.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: there is no index.
     """
 
     def __init__(self, folder: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> None:
@@ -84,31 +84,31 @@ class Page:
         self._index = folder / INDEX
         if not self._index.is_file():
             raise ConfigError(
-                f"[ui] dist_path: there is no {INDEX} in {folder}",
-                advice="Name the directory that the page was built into, or leave dist_path empty for the one that"
-                " came along.",
+                f"[ui] dist_path: no {INDEX} in {folder}",
+                advice="Set dist_path to the directory of the built page, or leave it empty for the bundled page.",
             )
         self._files = StaticFiles(directory=folder, follow_symlink=False)
 
     def route(self) -> ApiRoute:
-        """Every path that no other route has; the last of all routes."""
+        """The route of all other paths; it must be the last route."""
         return _PageRoute("/{path:path}", self._serve, "GET", PAGE)
 
     async def _serve(self, request: Request) -> Response:
         path: str = request.path_params["path"]
-        answer = await self._file(path, request)
-        answer.headers["Accept-Ranges"] = "none"
+        response = await self._file(path, request)
+        response.headers["Accept-Ranges"] = "none"
         for name, value in _HEADERS.items():
-            answer.headers[name] = value
-        answer.headers["Content-Security-Policy"] = _content_security_policy(self._connect_to())
-        found = answer.status_code < 400 and path.startswith("assets/")
-        answer.headers["Cache-Control"] = _FOR_EVER if found else _ASK_AGAIN
-        return answer
+            response.headers[name] = value
+        response.headers["Content-Security-Policy"] = _content_security_policy(self._connect_to())
+        is_asset = response.status_code < 400 and path.startswith("assets/")
+        response.headers["Cache-Control"] = _IMMUTABLE if is_asset else _NO_CACHE
+        return response
 
     async def _file(self, path: str, request: Request) -> Response:
         try:
             return await self._files.get_response(path or INDEX, request.scope)
         except HTTPException:
             if path.startswith("assets/"):
-                raise HTTPException(404) from None  # an old page asks for a script that is gone: no page instead
+                # An outdated page requests a script that no longer exists; the index would be no valid script.
+                raise HTTPException(404) from None
         return FileResponse(self._index)

@@ -1,4 +1,4 @@
-"""What wallets ask: to take a share, how a share stands, whether this helper works, a round's counts."""
+"""Routes for wallets: post a share, status of a share, of the helper and of the rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFIX: Final = "/shielded-vote/v1"
 TAKE_PATH: Final = f"{PREFIX}/shares"
 STARTING: Final = "starting"
 _RAISED: Final = "svote-helper.raised"
-"""The key of a request's scope under which `Taking` keeps why it took no share."""
+"""Key in a request's scope of the exception that `Taking` raised."""
 _BY_STATUS: Final = {
     400: "refused",
     401: "unauthorised",
@@ -41,27 +41,27 @@ _BY_STATUS: Final = {
 
 
 class Taker(Protocol):
-    """Takes shares; `helper.ingest.admission.AdmissionController` is one."""
+    """Accepts shares; implemented by `helper.ingest.admission.AdmissionController`."""
 
     async def take(self, body: bytes, client: bytes | None = None) -> Enqueued:
-        """Read, check and keep a share posted by a client, or raise WireError or ShareRefused."""
+        """Parse, validate and enqueue a share posted by a client, or raise WireError or ShareRefused."""
         ...
 
 
 class Queue(Protocol):
-    """The part of the store that wallets' questions need."""
+    """The part of the store that the wallets' routes use."""
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         """Whether the chain has counted this nullifier."""
         ...
 
     async def counts(self) -> dict[bytes, dict[ShareState, int]]:
-        """Shares by round and state."""
+        """Number of shares by round and state."""
         ...
 
 
 class ActiveRounds(Protocol):
-    """The part of the round book that the status needs."""
+    """The part of the round registry that the status needs."""
 
     def active(self) -> Sequence[Round]:
         """The rounds that are ACTIVE."""
@@ -69,7 +69,7 @@ class ActiveRounds(Protocol):
 
 
 class Anchor(Protocol):
-    """A root that proofs may be made against."""
+    """A tree root that proofs can use."""
 
     @property
     def height(self) -> int:
@@ -78,29 +78,29 @@ class Anchor(Protocol):
 
 
 class Anchors(Protocol):
-    """The part of the tree keeper that the status needs."""
+    """The part of the commitment-tree sync that the status needs."""
 
     def size(self, round_id: bytes) -> int:
-        """Leaves known of a round's tree."""
+        """Number of known leaves of a round's tree."""
         ...
 
     def anchor(self, round_id: bytes) -> Anchor | None:
-        """The newest root known of it, None before the first."""
+        """The newest known root of a round's tree, None before the first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WalletView:
-    """What the wallets' routes look at.
+    """The services that the wallets' routes use.
 
     Attributes:
-        intake: takes shares.
-        store: answers how shares stand.
+        intake: accepts shares.
+        store: returns the states of shares.
         rounds: the active rounds.
-        trees: their trees.
-        ready: whether the service has started in full (keys warm, chain known); until then it answers 503.
-        paused: why no share is taken now, or None; the status must not say ok where a share would get 503.
-        count: notes what a POST came to: `post_` and one of `helper.observability.metric_definitions.OUTCOMES`.
+        trees: their commitment trees.
+        ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
+        paused: why no share is accepted now, or None; the status must not be ok when a share would get 503.
+        count: counts the outcome of a POST: `post_` and one of `helper.observability.metric_definitions.OUTCOMES`.
     """
 
     intake: Taker
@@ -113,31 +113,33 @@ class WalletView:
 
 
 TAKE: Final = Operation(
-    "Take one share; 200 means that it is on disk and will be revealed at its time.",
+    "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
     payload.TakenAnswer,
     body=payload.SHARE,
     refusals=(413,),
     asks="wallets",
 )
 SHARE_STATUS: Final = Operation(
-    "Whether a share is counted on chain.",
+    "Whether a share is confirmed on chain.",
     payload.ShareStatusAnswer,
     path={"round_id": payload.PATH_HEX, "nullifier": payload.PATH_HEX},
     refusals=(404,),
     asks="wallets",
 )
-STATUS: Final = Operation("Whether this helper works.", payload.StatusAnswer)
-QUEUE_STATUS: Final = Operation("The counts of every round.", dict[str, payload.RoundCounts], asks="wallets")
+STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusAnswer)
+QUEUE_STATUS: Final = Operation(
+    "Number of shares of each round, by state.", dict[str, payload.RoundCounts], asks="wallets"
+)
 
 
 class Taking:
-    """Takes the share of a request, and counts what came of it.
+    """Accepts the share of a request and counts the outcome.
 
     Args:
-        view: takes it, and counts.
-        api_token: what must be sent in X-Helper-Token; empty asks for nothing.
-        bodies: reads the request.
-        limits: knows the clients, and charges them for large bodies; None for clients without limits.
+        view: accepts the share and counts.
+        api_token: token required in X-Helper-Token; empty for none.
+        bodies: reads the request's body.
+        limits: identifies clients and charges them for large bodies; None for no limits.
     """
 
     def __init__(
@@ -149,11 +151,13 @@ class Taking:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive) -> Enqueued:
-        """Take it. A second call for a request of which none was taken raises what the first one raised, and does no
-        more: so `helper.server.fast_path` may ask first, and leave the answer to who answers errors.
+        """Accept the share of a request, or raise.
+
+        A second call for a refused request raises the same exception and does nothing else: `helper.server.fast_path`
+        calls it first and leaves the error response to the regular route.
 
         Raises:
-            Exception: why it was not taken; one of `helper.server.middleware.EXCEPTION_HANDLERS` answers it.
+            Exception: why it was refused; `helper.server.middleware.EXCEPTION_HANDLERS` has the response.
         """
         if _RAISED in scope:
             raise scope.pop(_RAISED)
@@ -176,13 +180,13 @@ class Taking:
         return outcome
 
     def _charge(self, client: bytes | None, size: int) -> None:
-        """Charge a client for a body larger than any real one, whatever the answer will be."""
+        """Charge a client for a body larger than any real one, whether or not it is accepted."""
         if size > SMALL_BODY and client is not None and self._limits is not None:
             self._limits.pay(client, tokens=ceil(size / SMALL_BODY) - 1)
 
 
 def taken_response(outcome: Enqueued) -> JsonResponse:
-    """What a wallet is answered whose share was taken, now or before."""
+    """The response for an accepted share: queued now, or a duplicate."""
     return JsonResponse(payload.taken_answer(known=outcome is Enqueued.DUPLICATE))
 
 
@@ -194,7 +198,7 @@ def wallet_routes(
     bodies: BodyReader,
     limits: RefusalLimiter | None = None,
 ) -> list[ApiRoute]:
-    """The routes, with a token where one is set (empty: none)."""
+    """The wallets' routes; an empty `api_token` requires no token."""
 
     taking = Taking(view, api_token=api_token, bodies=bodies, limits=limits)
 
@@ -209,7 +213,7 @@ def wallet_routes(
 
     async def status(_request: Request) -> Response:
         if (reason := view.paused()) is not None:
-            return error_response(503, f"shares cannot be taken now: {reason}")
+            return error_response(503, f"shares cannot be accepted now: {reason}")
         if not view.ready():
             return error_response(503, STARTING)
         return JsonResponse(_status_of(view))
@@ -232,7 +236,7 @@ def wallet_routes(
 
 
 def with_token(handler: Handler, token: str) -> Handler:
-    """The handler, behind a token where one is set; without it 401, before the body is read."""
+    """The handler with a token check (401 before the body is read); unchanged if the token is empty."""
     if not token:
         return handler
 
@@ -254,7 +258,7 @@ def _outcome_of(error: Exception) -> str:
 
 
 def _status_of(view: WalletView) -> payload.StatusAnswer:
-    """The status with the tree of the newest active round; zeros when there is none."""
+    """The status, with the tree of the newest active round or zeros."""
     newest = max(view.rounds.active(), key=lambda r: r.created_at_height, default=None)
     if newest is None:
         return payload.status_answer(0, 0)

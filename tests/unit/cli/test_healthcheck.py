@@ -100,7 +100,7 @@ def test_without_a_socket_the_wallets_port_is_asked(on_port: HTTPServer, capsys:
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("healthcheck") == 6
-    assert "nobody answers on helper.sock" in capsys.readouterr().err
+    assert "no daemon is listening on helper.sock" in capsys.readouterr().err
     assert run("healthcheck", "--json") == 6
     told = capsys.readouterr()
     answer = json.loads(told.out)

@@ -221,7 +221,7 @@ async def test_a_daemon_that_listens_and_says_nothing_is_told(tmp_path: Path, mo
     with listening(tmp_path / "helper.sock"):
         report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
     (line,) = [finding for finding in report.findings if finding.subject == "helper"]
-    assert (line.level, line.message) == (Level.FAIL, "it listens and does not answer: no answer within 0.3 s")
+    assert (line.level, line.message) == (Level.FAIL, "it listens and does not answer: no response within 0.3 s")
     assert not report.has_hung_checks
 
 

@@ -153,7 +153,7 @@ async def test_no_secret_gets_out_whatever_is_done(
     for hidden in ("203.0.113.77", socket.gethostname(), os.environ["HOME"], "share_comms"):
         assert hidden not in told, hidden
     last = project.events[-1]
-    assert last["logentry"]["formatted"] == "a request failed"
+    assert last["logentry"]["formatted"] == "request_failed"
     assert last["extra"]["exception"].startswith("KeyError (")
     assert last["extra"]["request_id"] == answer.headers["x-request-id"]
 

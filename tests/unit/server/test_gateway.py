@@ -219,7 +219,7 @@ async def test_a_node_that_is_not_fresh_is_not_asked_and_none_is_503() -> None:
         made.asked()
         for refused in (await client.get(f"{API}/rounds"), await client.post(f"{API}/cast-vote", json=VOTE)):
             assert refused.status_code == 503
-            assert "no node" in is_error(refused)
+            assert "no chain node is reachable" in is_error(refused)
         assert made.asked() == [[], []]
 
 
@@ -275,7 +275,7 @@ async def test_a_vote_whose_answer_was_lost_is_not_sent_again(make: Callable[[ht
         made.answering("/cast-vote", make)
         lost = await client.post(f"{API}/cast-vote", json=VOTE)
         assert lost.status_code == 502
-        assert "look for the transaction" in is_error(lost)
+        assert "check for the transaction" in is_error(lost)
         made.first.faults.clear()
         made.first.hangs = True
         assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 502

@@ -380,7 +380,7 @@ def test_a_socket_that_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
 def test_another_daemons_control_socket_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     with unix_listener(path):
-        with pytest.raises(HelperError, match="another daemon answers") as caught, unix_listener(path):
+        with pytest.raises(HelperError, match="another process is listening") as caught, unix_listener(path):
             pass
         assert "[operator] socket" in caught.value.advice
         with socket.socket(socket.AF_UNIX) as probe:
@@ -398,6 +398,6 @@ def test_only_ones_own_socket_file_is_taken_away(tmp_path: Path) -> None:
 def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     path.write_text("mine")
-    with pytest.raises(HelperError, match="cannot make the control socket"), unix_listener(path):
+    with pytest.raises(HelperError, match="cannot create the control socket"), unix_listener(path):
         pass
     assert path.read_text() == "mine"

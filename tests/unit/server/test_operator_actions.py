@@ -105,7 +105,7 @@ async def test_an_export_is_on_record_and_gives_up_what_is_marked(desk: Desk, da
 
     assert copied.json() == {"source": "daemon", "dry_run": False, "copied": 2}
     assert moved.json() == {"source": "daemon", "dry_run": False, "moved": 2, "stayed": 0}
-    assert (broken.status_code, said(broken)) == (400, "marks: must be whole")
+    assert (broken.status_code, said(broken)) == (400, "marks: must be a multiple of 16 bytes")
     assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
 
 
@@ -256,7 +256,7 @@ async def test_nobody_acts_over_tcp(desk: Desk) -> None:
         answer = await client.post("/queue/retry", json={})
     server.should_exit = True
     await task
-    assert (answer.status_code, said(answer)) == (403, "who asks for it is not known")
+    assert (answer.status_code, said(answer)) == (403, "unknown user: operator actions require the control socket")
 
 
 def test_a_user_without_a_name_is_a_number() -> None:

@@ -189,8 +189,8 @@ async def test_no_answer_has_a_field_of_the_witness(operators: Operators) -> Non
 async def test_an_unknown_share_is_404(operators: Operators) -> None:
     answer = await operators.get("/queue/ffffff")
     assert answer.status_code == 404
-    assert is_error(answer) == "no share, or more than one, has this name"
-    assert is_error(await operators.get("/nothing")) == "no such path"
+    assert is_error(answer) == "no share, or more than one, matches this reference"
+    assert is_error(await operators.get("/nothing")) == "not found"
 
 
 async def test_stats_count_by_round_and_in_all(operators: Operators) -> None:

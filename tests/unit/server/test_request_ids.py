@@ -91,7 +91,7 @@ async def test_two_names_are_none() -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 409, 413])
 async def test_a_refusal_that_is_final_is_a_line_at_debug(status: int) -> None:
     answer, (line,) = await ask(f"/refused/{status}")
-    assert (line["log_level"], line["event"], line["status"]) == ("debug", "a request was refused", status)
+    assert (line["log_level"], line["event"], line["status"]) == ("debug", "request_refused", status)
     assert line["request_id"] == answer.headers["x-request-id"]
     answer, (line,) = await ask(f"/shielded-vote/v1/share/{status}")
     assert line["reason"] == "submit_at: no"

@@ -214,20 +214,20 @@ async def test_an_unexpected_error_is_500_without_details(
     assert answer.status_code == 500
     assert is_error(answer) == "internal error"
     assert answer.headers["access-control-allow-origin"] == "*"
-    assert "a request failed" in capsys.readouterr().out
+    assert "request_failed" in capsys.readouterr().out
 
 
 async def test_a_refusal_of_intake_without_a_field_is_told_alone(
     wallets: Wallets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_share: object) -> None:
-        raise ShareRefused(503, "shares cannot be taken now: no fresh node")
+        raise ShareRefused(503, "shares cannot be accepted now: no fresh node")
 
     monkeypatch.setattr("helper.ingest.admission.AdmissionController.take", lambda _self, body, _client: refuse(body))
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=body())
     assert answer.status_code == 503
-    assert is_error(answer) == "shares cannot be taken now: no fresh node"
+    assert is_error(answer) == "shares cannot be accepted now: no fresh node"
 
 
 @pytest.mark.parametrize("index", range(len(PAYLOADS)))
