@@ -1,7 +1,7 @@
-"""What must hold before a share is taken; then it is put on disk and the processor is woken.
+"""Admission of shares: validates a share against the chain, stores it and wakes the dispatcher.
 
-The order of the checks is the protocol's: encodings and hashes, round, vote commitment, known already, round
-open and time within it, spent already. A 200 means that all of them passed and that the row is on disk.
+The protocol defines the order of the checks: encodings and hashes, round, vote commitment, duplicate, round active and
+time within it, nullifier spent. A 200 means that all checks passed and that the row is on disk.
 
 A share can arrive before our copy of the chain holds its round or leaf: wallets post seconds after their vote was
 included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra request would
@@ -9,13 +9,13 @@ reveal the share's arrival time to the node. A wallet never retries a 400, so a 
 400 only if the chain certainly lacked it when the share was first posted (`helper.chain.block_cadence`); until then
 the answer is 429, which wallets retry.
 
-A share that comes again must be told from a new one also when its leaf cannot be checked: after its round, and
-after a restart until a node has confirmed the tree from the disk. Its key, which is on disk, then decides.
+A duplicate must be recognised even when its leaf cannot be checked: after the end of its round, and after a restart
+until a node has confirmed the stored tree. Then its key in the database decides.
 
-While the helper is paused a share that is known, or that breaks a rule which needs no newer chain, is
-answered as ever; any other gets 503.
+While the helper is paused, known shares and shares that are invalid whatever the chain's newest state get the usual
+response; all others get 503.
 
-Nothing here logs anything of a share that is taken: what the answers were is counted.
+Nothing about an accepted share is logged; outcomes are only counted.
 """
 
 from __future__ import annotations
@@ -35,72 +35,72 @@ from helper.ingest.validator import CheckedShare, ShareValidator
 from helper.store.rows import Enqueued
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.intake")
+log = structlog.get_logger("helper.ingest")
 
 HOLD_SECONDS: Final = 2.0
-"""The longest that a share is held for the next regular sync."""
+"""Maximum seconds that a request waits for the next scheduled sync."""
 MAX_IN_FLIGHT: Final = 2_000
-"""Shares under check at once; beyond it, or beyond its part of it (`SharedPlaces`), a client gets 429."""
+"""Maximum number of concurrent requests; beyond it, or beyond its part (`SharedPlaces`), a client gets 429."""
 MAX_HELD: Final = 1_500
-"""Of these, shares held for a sync: the rest is kept free for those that can be answered at once."""
+"""Maximum number of these that wait for a sync; the rest is reserved for requests that need no sync."""
 
 _MAY_GROW: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
-"""A round that is over gets no leaf any more."""
+"""Statuses of rounds whose tree may get new leaves."""
 
 
 class Rounds(Protocol):
-    """The part of the round book that intake reads."""
+    """The part of the round registry that admission reads."""
 
     def get(self, round_id: bytes) -> Round | None:
-        """The round as the chain last told it."""
+        """The latest confirmed state of a round."""
         ...
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
-        """Another `vote_end_time` of the round that is reported and not confirmed, None without one."""
+        """A different `vote_end_time` of the round that was reported but not confirmed, else None."""
         ...
 
     def has_unconfirmed_status(self, round_id: bytes) -> bool:
-        """Whether another status of the round is reported and not confirmed, or its only known one is not."""
+        """Whether the round's status, or a change of it, was reported but not confirmed."""
         ...
 
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
-        """Whether other proposals of the round are reported and not confirmed."""
+        """Whether different proposals of the round were reported but not confirmed."""
         ...
 
 
 class Trees(Protocol):
-    """The part of the tree keeper that intake reads; nothing here asks the chain."""
+    """The part of the commitment-tree sync that admission reads; no method sends a request to a node."""
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """The leaf (32 bytes), None beyond the known tree or for an unknown round."""
+        """The leaf (32 bytes); None beyond the synced tree or for an unknown round."""
         ...
 
     def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """The leaf as it came from the disk while its tree is not checked, else None."""
+        """The leaf from the database while its tree is not confirmed, else None."""
         ...
 
     def arrival(self) -> ShareArrival:
-        """The present moment as the arrival of a share whose round or leaf is missing."""
+        """The current time as the arrival of a share whose round or leaf is missing."""
         ...
 
     def lacks(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        """Whether a round or leaf that is missing here certainly was not on the chain at the arrival."""
+        """Whether a missing round or leaf was certainly not on the chain at the arrival."""
         ...
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait until the next regular sync of rounds and trees has gone through; False: none did in time."""
+        """Wait for the next scheduled sync of rounds and trees; return False on a timeout."""
         ...
 
 
 class SharedPlaces:
-    """A limited number of places, of which no client can take so many that others find none.
+    """A limited number of places, shared fairly between clients.
 
-    A client may take a place while it holds fewer than are free: one client gets at most half of the places, two a
-    third each. So some are always free for a client that holds none.
+    A client may take a place while it holds fewer than are free: one client gets at most half of the places, two
+    clients a third each. So places are always free for a client that holds none.
 
     Args:
-        places: their number.
-        message: of the refusal.
+        places: total number.
+        message: text of the refusal.
     """
 
     def __init__(self, places: int, message: str) -> None:
@@ -110,7 +110,7 @@ class SharedPlaces:
         self._taken_by_client: dict[bytes, int] = {}
 
     def take(self, client: bytes | None) -> None:
-        """Take a place; a client of None is limited by the number of places only. `release` gives it back.
+        """Take a place until `release`; a client of None is limited only by the total.
 
         Raises:
             ShareRefused: 429, no place is free for this client.
@@ -123,7 +123,7 @@ class SharedPlaces:
             self._taken_by_client[client] = self._taken_by_client.get(client, 0) + 1
 
     def release(self, client: bytes | None) -> None:
-        """Give a place of this client back."""
+        """Release a place of this client."""
         self._taken -= 1
         if client is not None:
             left = self._taken_by_client[client] - 1
@@ -134,17 +134,17 @@ class SharedPlaces:
 
 
 class AdmissionController:
-    """Takes shares.
+    """Validates and enqueues shares.
 
     Args:
-        store: keeps them.
+        store: stores accepted shares.
         rounds: the chain's rounds.
-        trees: the rounds' trees, and the moment of their next regular sync.
-        checker: reads bodies, and checks encodings and hashes.
-        clock: for the time of arrival.
-        wake: called after a new share is on disk, with the time at which it is due (unix seconds).
-        paused: why no share can be taken now, or None.
-        round_paused: why no share of this round can be taken now, or None.
+        trees: the rounds' commitment trees and their scheduled syncs.
+        checker: parses bodies and validates encodings and hashes.
+        clock: source of arrival times.
+        wake: called after a new share is on disk, with its due time (unix seconds).
+        paused: why no share can be accepted now, or None.
+        round_paused: why no share of this round can be accepted now, or None.
     """
 
     def __init__(
@@ -167,26 +167,25 @@ class AdmissionController:
         self._wake = wake
         self._paused = paused
         self._round_paused = round_paused
-        self._judged = False
+        self._pause_is_current = False
         self._pause: str | None = None
-        self._in_flight = SharedPlaces(MAX_IN_FLIGHT, "too many shares at once, come again")
-        self._held = SharedPlaces(MAX_HELD, "too many shares wait for the chain, come again")
+        self._in_flight = SharedPlaces(MAX_IN_FLIGHT, "too many requests; retry later")
+        self._held = SharedPlaces(MAX_HELD, "too many shares are waiting for the chain; retry later")
         self._first_arrivals = FirstArrivals()
 
     async def take(self, body: bytes, client: bytes | None = None) -> Enqueued:
-        """Read what a wallet posted, check it and keep it.
+        """Parse, validate and enqueue a posted share.
 
         Args:
-            body: the request's, JSON.
-            client: who posted it, for its part of the places; None for no such limit.
+            body: the request's JSON body.
+            client: the client, for its part of the places; None for no such limit.
 
         Returns:
-            QUEUED when it is on disk now, DUPLICATE when there was nothing to do.
+            QUEUED if the share is now on disk, DUPLICATE if it was already known.
 
         Raises:
-            WireError: the body is not what a wallet sends.
-            ShareRefused: 400 a rule is broken (`field` says where), 429 come again in a moment, 503 nothing
-                can be taken now.
+            WireError: the body does not match the payload schema.
+            ShareRefused: 400 invalid (`field` names the invalid field), 429 retry later, 503 not available now.
         """
         self._in_flight.take(client)
         try:
@@ -196,7 +195,7 @@ class AdmissionController:
             self._in_flight.release(client)
 
     async def accept(self, share: Share) -> Enqueued:
-        """Check a share that was read already and keep it; see `take`."""
+        """Validate and enqueue a parsed share; see `take`."""
         self._in_flight.take(None)
         try:
             arrived = self._clock.now()
@@ -207,103 +206,104 @@ class AdmissionController:
     async def _accept(self, checked: CheckedShare, arrived: float, client: bytes | None) -> Enqueued:
         share = checked.share
         try:
-            if await self._came_before(share, checked.vote_commitment):
+            if await self._is_duplicate_without_leaf(share, checked.vote_commitment):
                 return Enqueued.DUPLICATE
-            chain_round = await self._round_and_leaf(share, checked.vote_commitment, client)
+            chain_round = await self._validate_against_chain(share, checked.vote_commitment, client)
             refusal = self._refusal(share, chain_round, arrived)
             if refusal is not None:
                 if await self._store.is_known(share.key):
                     return Enqueued.DUPLICATE
                 raise refusal
-            return await self._keep(checked, chain_round, arrived)
+            return await self._enqueue(checked, chain_round, arrived)
         except StoreError as error:
-            log.error("a share could not be kept", error=str(error), advice=error.advice)
-            raise ShareRefused(503, "the queue cannot be written now") from error
+            log.error("enqueue_failed", error=str(error), advice=error.advice)
+            raise ShareRefused(503, "the queue cannot be written now; retry later") from error
 
     def _refusal(self, share: Share, chain_round: Round, arrived: float) -> ShareRefused | None:
-        """Why a share cannot be taken now unless it is known already."""
-        reason = self._paused_now() or self._round_paused(share.round_id)
+        """Why a share cannot be accepted now, unless it is a duplicate."""
+        reason = self._current_pause() or self._round_paused(share.round_id)
         if reason is not None:
-            return ShareRefused(503, f"shares cannot be taken now: {reason}")
+            return ShareRefused(503, f"shares cannot be accepted now: {reason}")
         if chain_round.status is not RoundStatus.ACTIVE or self._rounds.has_unconfirmed_status(share.round_id):
             return self._not_active(share)
         other_end = self._rounds.unconfirmed_end(share.round_id)
         if other_end is not None and max(share.submit_at, arrived) > min(other_end, chain_round.vote_end_time):
-            return ShareRefused(503, "shares cannot be taken now: a change of the round's end is not confirmed yet")
+            return ShareRefused(503, "shares cannot be accepted now: a change of the round's end is not confirmed yet")
         if share.submit_at > chain_round.vote_end_time:
             return ShareRefused(400, "is after the round's end", field="submit_at")
         return None
 
-    def _paused_now(self) -> str | None:
-        """Why no share is taken now, judged once for all shares that come out of the checks in one turn of the loop."""
-        if not self._judged:
-            self._judged = True
+    def _current_pause(self) -> str | None:
+        """Why no share is accepted now; evaluated once per iteration of the event loop."""
+        if not self._pause_is_current:
+            self._pause_is_current = True
             self._pause = self._paused()
-            asyncio.get_running_loop().call_soon(self._judge_anew)
+            asyncio.get_running_loop().call_soon(self._expire_pause)
         return self._pause
 
-    def _judge_anew(self) -> None:
-        self._judged = False
+    def _expire_pause(self) -> None:
+        self._pause_is_current = False
 
-    async def _keep(self, checked: CheckedShare, chain_round: Round, arrived: float) -> Enqueued:
-        """Put a share on disk; the store knows whether it is there already, or its nullifier is spent."""
+    async def _enqueue(self, checked: CheckedShare, chain_round: Round, arrived: float) -> Enqueued:
+        """Store a share; the store detects duplicates and spent nullifiers."""
         share = checked.share
-        # The clock may have been wrong on arrival and set right before we looked whether it is, or set wrong since: a
-        # share that is due at once must not be due in years.
+        # The clock may have been corrected since the arrival, or set to a wrong time. The earlier time is used, so that
+        # a share without a delay is never due years later.
         now = min(arrived, self._clock.now())
         try:
             outcome = await self._store.enqueue(share, checked.nullifier, now=now)
         except StoreError:
-            # what is on disk already can be told from a disk that takes nothing any more
+            # A database that cannot be written can still be read for duplicates.
             if await self._store.is_known(share.key):
                 return Enqueued.DUPLICATE
             raise
         if outcome is Enqueued.CLOSED:
-            raise _not_active()  # a host that sees more of the chain has the chain's word for it
+            raise _not_active()  # closed by another host, which has processed more blocks
         if outcome is Enqueued.QUEUED:
             self._wake(max(share.submit_at, now))
             if share.submit_at == chain_round.vote_end_time:
-                log.warning("a share was taken that cannot count: its time is the round's end", outcome="queued")
+                reason = "the share cannot count: its submit_at is the round's end"
+                log.warning("share_due_too_late", reason=reason, outcome="queued")
         return outcome
 
-    async def _came_before(self, share: Share, vote_commitment: bytes) -> bool:
-        """Whether a share whose leaf cannot be checked now, and need not come any more, is known."""
+    async def _is_duplicate_without_leaf(self, share: Share, vote_commitment: bytes) -> bool:
+        """Whether a share is known whose leaf cannot be checked now and whose round gets no new leaves."""
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None or self._trees.leaf(share.round_id, share.tree_position) is not None:
             return False
-        self._refuse_foreign_choice(share, chain_round)
-        kept = self._trees.unchecked_leaf(share.round_id, share.tree_position)
-        if kept is None and chain_round.status in _MAY_GROW:
+        self._validate_choice(share, chain_round)
+        stored_leaf = self._trees.unchecked_leaf(share.round_id, share.tree_position)
+        if stored_leaf is None and chain_round.status in _MAY_GROW:
             return False
-        return kept in {None, vote_commitment} and await self._store.is_known(share.key)
+        return stored_leaf in {None, vote_commitment} and await self._store.is_known(share.key)
 
-    async def _round_and_leaf(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """The share's round, once proposal, decision and vote commitment are found to be the chain's."""
-        chain_round = self._known(share)
+    async def _validate_against_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
+        """Return the share's round if proposal, decision and vote commitment match the chain, else raise."""
+        chain_round = self._decisive_round(share)
         if chain_round is None:
             chain_round = await self._hold(share, vote_commitment, client)
-        self._refuse_foreign_choice(share, chain_round)
+        self._validate_choice(share, chain_round)
         leaf = self._trees.leaf(share.round_id, share.tree_position)
         if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
             raise self._not_active(share)
         if leaf is None:
             raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
         if leaf != vote_commitment:
-            raise ShareRefused(400, "holds another vote commitment", field="tree_position")
+            raise ShareRefused(400, "has a different vote commitment", field="tree_position")
         return chain_round
 
-    def _known(self, share: Share) -> Round | None:
-        """The share's round when it can be judged from what we have: no sync could change the answer."""
+    def _decisive_round(self, share: Share) -> Round | None:
+        """The share's round if no sync can change the outcome of its validation, else None."""
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             return None
-        self._refuse_foreign_choice(share, chain_round)
+        self._validate_choice(share, chain_round)
         if chain_round.status in _MAY_GROW and self._trees.leaf(share.round_id, share.tree_position) is None:
             return None
         return chain_round
 
     async def _hold(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """Wait until the share's round and leaf are known or proven to be missing, at most HOLD_SECONDS."""
+        """Wait until the share's round and leaf are known or proven missing, at most `HOLD_SECONDS`."""
         self._refuse_when_paused(share)
         deadline = self._clock.monotonic() + HOLD_SECONDS
         self._held.take(client)
@@ -315,21 +315,13 @@ class AdmissionController:
                 if left <= 0 or not await self._trees.wait_next_sync(left):
                     self._refuse_when_paused(share)
                     raise ShareRefused(429, "the vote is not in a known block yet; retry later")
-                chain_round = self._known(share)
+                chain_round = self._decisive_round(share)
                 if chain_round is not None:
                     self._first_arrivals.forget(key)
                     return chain_round
                 self._refuse_when_paused(share)
         finally:
             self._held.release(client)
-        return self._lacking(share)
-
-    def _lacking(self, share: Share) -> Round:
-        """The round of a share whose round or leaf the chain certainly lacks.
-
-        Raises:
-            ShareRefused: 400, the chain lacks the round.
-        """
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             raise ShareRefused(400, "no such round", field="vote_round_id")
@@ -338,16 +330,19 @@ class AdmissionController:
     def _refuse_when_paused(self, share: Share) -> None:
         reason = self._paused() or self._round_paused(share.round_id)
         if reason is not None:
-            raise ShareRefused(503, f"shares cannot be taken now: {reason}")
+            raise ShareRefused(503, f"shares cannot be accepted now: {reason}")
 
     def _not_active(self, share: Share) -> ShareRefused:
-        """The refusal of a share whose round is not active: final only once the round's status is confirmed."""
+        """The refusal of a share of an inactive round; final (400) only if the round's status is confirmed."""
         if self._rounds.has_unconfirmed_status(share.round_id):
-            return ShareRefused(503, "shares cannot be taken now: a change of the round's status is not confirmed yet")
+            return ShareRefused(
+                503, "shares cannot be accepted now: a change of the round's status is not confirmed yet"
+            )
         return _not_active()
 
-    def _refuse_foreign_choice(self, share: Share, chain_round: Round) -> None:
-        proposal = next((one for one in chain_round.proposals if one.id == share.proposal_id), None)
+    def _validate_choice(self, share: Share, chain_round: Round) -> None:
+        """Raise ShareRefused unless proposal and decision exist in the round."""
+        proposal = next((known for known in chain_round.proposals if known.id == share.proposal_id), None)
         if proposal is not None and share.vote_decision in proposal.options:
             return
         if not chain_round.proposals or self._rounds.has_unconfirmed_proposals(share.round_id):

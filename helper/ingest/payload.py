@@ -1,8 +1,7 @@
-"""What wallets send and what they are answered: JSON on one side, `Share` on the other. Pure.
+"""Converts between the wallets' JSON and `Share`; builds JSON responses. Pure.
 
-`parse_share` looks at shape only: types, lengths, ranges, spelling (`helper.ingest.schema` says which). Whether 32
-bytes are a canonical field element or a point on the curve is asked together with the hashes (`intake`): native code,
-off the event loop.
+`parse_share` validates only types, lengths, ranges and encodings (`helper.ingest.schema`). Native code validates field
+elements, curve points and hashes, off the event loop (`helper.ingest.validator`).
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from helper.core.share import MAX_TREE_POSITION, SHARE_COUNT, Share, ShareState
 from helper.ingest.schema import ArrayField, Base64Field, HexField, IntegerField, ObjectField, WireError
 
 MAX_BODY: Final = 1 << 20
-"""Bytes of the largest body that is read: 1 MiB."""
+"""Maximum bytes of a body: 1 MiB."""
 SMALL_BODY: Final = 16 << 10
-"""Bytes that the fields of a share fit in, however they are written: three times a real payload, `all_enc_shares`
-included. A larger body costs more than a real one, so it is limited and charged for."""
+"""Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.
+
+Larger bodies cost more than a real one, so they are limited and charged for.
+"""
 MAX_PROPOSAL_ID: Final = 50
 MAX_DECISION: Final = 7
 MAX_TIME: Final = 2**63 - 1
 BODY: Final = "body"
-"""The field's name in errors that are about the whole body."""
+"""Field name in errors of the body as a whole."""
 
 ENCRYPTED_SHARE: Final = ObjectField(
     "The share, encrypted with ElGamal over Pallas.",
@@ -48,8 +49,8 @@ SHARE: Final = ObjectField(
             "The index of the vote commitment's leaf in the round's commitment tree.", 0, MAX_TREE_POSITION
         ),
         "submit_at": IntegerField(
-            "The unix second at which the share is to be revealed; 0, a time in the past or no time is at once. "
-            "At most the round's vote_end_time.",
+            "The unix time in seconds at which to reveal the share; 0, a time in the past or no value means "
+            "immediately. At most the round's vote_end_time.",
             0,
             MAX_TIME,
             default=0,
@@ -61,7 +62,7 @@ SHARE: Final = ObjectField(
         "primary_blind": Base64Field("The blind of this share's commitment: a canonical Pallas base field element."),
     },
 )
-"""What a wallet posts, field by field, in the order in which they are looked at."""
+"""The payload of `POST /shares`; fields are validated in this order."""
 PATH_HEX: Final = HexField("32 bytes, little-endian, in lower-case hex.")
 
 _PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
@@ -70,20 +71,20 @@ _INNER: Final = frozenset(ENCRYPTED_SHARE.fields)
 
 
 class ErrorAnswer(TypedDict):
-    """The one shape of every error."""
+    """Body of every error response."""
 
     status: Literal["error"]
     error: str
 
 
 class TakenAnswer(TypedDict):
-    """What became of a posted share: it is on disk now, or was known already."""
+    """Response to an accepted share: queued now, or already known."""
 
     status: Literal["queued", "duplicate"]
 
 
 class ShareStatusAnswer(TypedDict):
-    """Whether a nullifier is committed on chain; everything else is pending, also what was never seen."""
+    """Whether a nullifier is confirmed on chain; an unknown share is also pending."""
 
     status: Literal["pending", "confirmed"]
 
@@ -96,14 +97,14 @@ class TreeAnswer(TypedDict):
 
 
 class StatusAnswer(TypedDict):
-    """That this helper works, and how far its tree of the newest active round is; wallets ask this first."""
+    """Status of a working helper; wallets request this before posting shares."""
 
     status: Literal["ok"]
     tree: TreeAnswer
 
 
 class RoundCounts(TypedDict):
-    """How many shares of a round there are and how they stand; `pending` may all still be revealed."""
+    """Number of shares of a round, in total and by state; `pending` shares are not revealed yet."""
 
     total: int
     pending: int
@@ -112,13 +113,13 @@ class RoundCounts(TypedDict):
 
 
 def parse_share(body: bytes) -> Share:
-    """Read one posted share.
+    """Parse one posted share.
 
     Args:
         body: the request's body, UTF-8 JSON.
 
     Raises:
-        WireError: for whatever is not as `SHARE` says, naming the first field that is not.
+        WireError: the body does not match `SHARE`; names the first invalid field.
     """
     if len(body) > MAX_BODY:
         raise WireError(BODY, f"is larger than {MAX_BODY} bytes")
@@ -126,30 +127,30 @@ def parse_share(body: bytes) -> Share:
 
 
 def read_share(payload: Mapping[str, Any]) -> Share:
-    """A share from its fields as JSON has them.
+    """Build a share from decoded JSON.
 
     Raises:
         WireError: as `parse_share`.
     """
-    read = SHARE.read("", payload)
-    encrypted = read["enc_share"]
+    fields = SHARE.read("", payload)
+    encrypted = fields["enc_share"]
     return Share(
-        round_id=read["vote_round_id"],
+        round_id=fields["vote_round_id"],
         share_index=encrypted["share_index"],
-        proposal_id=read["proposal_id"],
-        vote_decision=read["vote_decision"],
-        tree_position=read["tree_position"],
-        submit_at=read["submit_at"],
-        shares_hash=read["shares_hash"],
-        share_comms=read["share_comms"],
-        primary_blind=read["primary_blind"],
+        proposal_id=fields["proposal_id"],
+        vote_decision=fields["vote_decision"],
+        tree_position=fields["tree_position"],
+        submit_at=fields["submit_at"],
+        shares_hash=fields["shares_hash"],
+        share_comms=fields["share_comms"],
+        primary_blind=fields["primary_blind"],
         c1=encrypted["c1"],
         c2=encrypted["c2"],
     )
 
 
 def share_payload(share: Share) -> dict[str, Any]:
-    """A share's fields as a wallet sends them: what `read_share` reads."""
+    """The fields of a share as a wallet sends them; the inverse of `read_share`."""
     comms = share.share_comms
     return {
         "enc_share": {"share_index": share.share_index, "c1": _base64(share.c1), "c2": _base64(share.c2)},
@@ -169,36 +170,36 @@ def _base64(value: bytes) -> str:
 
 
 def parse_hex32(field: str, text: str) -> bytes:
-    """32 bytes from the lower-case hex of a path.
+    """Parse 32 bytes in lower-case hex from a path.
 
     Raises:
-        WireError: when it is anything else, also for upper case.
+        WireError: it is not 64 lower-case hex characters.
     """
     return PATH_HEX.read(field, text)
 
 
 def error_answer(message: str) -> ErrorAnswer:
-    """An error in its one shape."""
+    """Body of an error response."""
     return {"status": "error", "error": message}
 
 
 def taken_answer(*, known: bool) -> TakenAnswer:
-    """That a share was taken, now or before."""
+    """Body of the response to an accepted share; `known` if it is a duplicate."""
     return {"status": "duplicate" if known else "queued"}
 
 
 def status_answer(leaf_count: int, anchor_height: int) -> StatusAnswer:
-    """That this helper works, with the newest active round's tree."""
+    """Body of the status, with the tree of the newest active round."""
     return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": anchor_height}}
 
 
 def share_status_answer(*, confirmed: bool) -> ShareStatusAnswer:
-    """Whether a nullifier is committed on chain."""
+    """Body of a share's status."""
     return {"status": "confirmed" if confirmed else "pending"}
 
 
 def queue_status_answer(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, RoundCounts]:
-    """The counts of each round, by its id in hex."""
+    """Counts of each round, by round id in hex."""
     answer: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():
         submitted = states.get(ShareState.SUBMITTED, 0)
@@ -224,11 +225,11 @@ def _load(body: bytes) -> Mapping[str, Any]:
 
 
 def where_broken(body: bytes, position: int) -> tuple[str, str]:
-    """The field in which a body stops being JSON, and the error's message.
+    """The field that contains the first JSON error, and the error's message.
 
     Args:
-        body: the whole body.
-        position: number of characters before the first error.
+        body: the complete body.
+        position: number of characters before the error.
     """
     try:
         text = body.decode()
@@ -238,10 +239,10 @@ def where_broken(body: bytes, position: int) -> tuple[str, str]:
 
 
 def _field_at(text: str) -> str:
-    """The field in which a text ends that is the beginning of a payload; only names that we know are told."""
+    """The field in which the beginning of a payload ends; returns only known names, never input."""
     if len(text) > SMALL_BODY:
         return BODY
-    stack: list[str | int] = []  # one entry a level: the name within an object, the index within a list
+    stack: list[str | int] = []  # one entry per level: the name in an object, or the index in a list
     last = ""
     for piece in _PIECE.findall(text):
         if piece in "{[":

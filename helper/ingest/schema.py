@@ -1,15 +1,15 @@
-"""The kinds of fields that a JSON payload is made of: each can read a value and describe itself. Pure.
+"""Field types of JSON payloads: each parses a value and generates its OpenAPI schema. Pure.
 
-One table of fields (`helper.ingest.payload.SHARE`) is what payloads are read by and what the API's document shows.
+The table of fields `helper.ingest.payload.SHARE` both parses payloads and generates the API's documentation.
 
-Choices where JSON and base64 leave some:
+Where JSON and base64 leave a choice:
 
-- base64 is the standard alphabet with its padding and nothing else, not even line breaks, and one spelling
-  for one value (the unused bits of the last character are zero). Real wallets write exactly this.
-- integers are JSON integers: no `1.0`, no `1e3`, no strings, no booleans.
-- `null` means that a field is absent; only an integer with a default may be.
-- names are matched exactly; of a repeated name the last one counts; unknown names are ignored.
-- no message repeats a value that was sent: a witness field must not come back in an error or reach a log.
+- base64 is the standard alphabet with padding and nothing else, not even line breaks. Only the canonical encoding is
+  valid (the unused bits of the last character are zero). Real wallets write exactly this.
+- Integers are JSON integers: no `1.0`, no `1e3`, no strings, no booleans.
+- `null` means that a field is absent; only an integer with a default may be absent.
+- Names are case-sensitive; the last of repeated names counts; unknown names are ignored.
+- No error text contains a value of the request: a witness field must not appear in a response or a log.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Schema = dict[str, Any]
 
 
 class WireError(Exception):
-    """What was sent is not what it should be.
+    """A payload or path parameter is not valid.
 
     Attributes:
-        field: what is wrong, as the wallet names it (`enc_share.c1`, `share_comms[3]`), or `body`.
-        message: what is wrong with it, without its value.
+        field: name of the invalid field, as on the wire (`enc_share.c1`, `share_comms[3]`), or `body`.
+        message: why it is invalid, without its value.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -43,18 +43,18 @@ class WireError(Exception):
 
 
 class Field(Protocol):
-    """One kind of field."""
+    """A field type."""
 
     @property
     def optional(self) -> bool:
-        """Whether it may be absent."""
+        """Whether the field may be absent."""
         ...
 
     def read(self, name: str, value: Any) -> Any:
-        """What a JSON value stands for; None for an absent one.
+        """Parse a JSON value; None is an absent field.
 
         Raises:
-            WireError: it stands for nothing; says what is wrong with the field of this name.
+            WireError: the value is not valid.
         """
         ...
 
@@ -65,7 +65,7 @@ class Field(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntegerField:
-    """An integer from least to most; one with a default may be absent."""
+    """An integer from `least` to `most`; optional if it has a default."""
 
     about: str
     least: int
@@ -78,67 +78,67 @@ class IntegerField:
         return self.default is not None
 
     def read(self, name: str, value: Any) -> int:
-        """The number; a bool is none, nor is 1.0."""
+        """Parse an integer; booleans and floats such as 1.0 are not valid."""
         if value is None and self.default is not None:
             return self.default
-        if type(value) is not int:  # a bool is an int to isinstance
-            # beyond 64 bits the JSON parser has only a float left, which is out of range anyway
+        if type(value) is not int:  # isinstance() would accept a bool
+            # The JSON parser returns integers beyond 64 bits as float; these are out of range anyway.
             raise WireError(name, f"must be an integer from {self.least} to {self.most}")
         if not self.least <= value <= self.most:
             raise WireError(name, f"must be from {self.least} to {self.most}")
         return value
 
     def schema(self) -> Schema:
-        """An integer with its bounds."""
-        told: Schema = {"type": "integer", "minimum": self.least, "maximum": self.most, "description": self.about}
+        """The schema: an integer with bounds."""
+        schema: Schema = {"type": "integer", "minimum": self.least, "maximum": self.most, "description": self.about}
         if self.default is not None:
-            told |= {"type": ["integer", "null"], "default": self.default}
-        return told
+            schema |= {"type": ["integer", "null"], "default": self.default}
+        return schema
 
 
 @dataclass(frozen=True, slots=True)
 class Base64Field:
-    """32 bytes as base64."""
+    """32 bytes in base64."""
 
     about: str
     optional: bool = False
 
     def read(self, name: str, value: Any) -> bytes:
-        """The 32 bytes."""
+        """Decode the 32 bytes."""
         if not isinstance(value, str):
             raise WireError(name, f"must be a string, base64 of {_FIELD_BYTES} bytes")
         if _BASE64_32.fullmatch(value) is None:
-            raise WireError(name, _what_is_wrong(value))
+            raise WireError(name, _base64_error(value))
         return binascii.a2b_base64(value)
 
     def schema(self) -> Schema:
-        """A string of one pattern."""
+        """The schema: a string with a pattern."""
         return _text(_BASE64_32, self.about) | {"contentEncoding": "base64"}
 
 
 @dataclass(frozen=True, slots=True)
 class HexField:
-    """32 bytes as 64 hex characters, lower case unless any case will do."""
+    """32 bytes as 64 hex characters, in lower case unless `any_case`."""
 
     about: str
     any_case: bool = False
     optional: bool = False
 
     def read(self, name: str, value: Any) -> bytes:
-        """The 32 bytes."""
+        """Decode the 32 bytes."""
         if not isinstance(value, str) or _pattern_of(self).fullmatch(value) is None:
             kind = "a string of 64 hex characters" if self.any_case else "64 lower-case hex characters"
             raise WireError(name, f"must be {kind}")
         return bytes.fromhex(value)
 
     def schema(self) -> Schema:
-        """A string of one pattern."""
+        """The schema: a string with a pattern."""
         return _text(_pattern_of(self), self.about)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayField:
-    """A list of so many values of 32 bytes."""
+    """An array of `count` values of 32 bytes."""
 
     about: str
     count: int
@@ -146,42 +146,42 @@ class ArrayField:
     optional: bool = False
 
     def read(self, name: str, value: Any) -> bytes:
-        """All of them, one after the other."""
+        """Decode all values and concatenate them."""
         if not isinstance(value, list):
             raise WireError(name, f"must be a list of {self.count}")
         if len(value) != self.count:
             raise WireError(name, f"must have {self.count} entries, not {len(value)}")
-        return b"".join(self.each.read(f"{name}[{index}]", one) for index, one in enumerate(value))
+        return b"".join(self.each.read(f"{name}[{index}]", entry) for index, entry in enumerate(value))
 
     def schema(self) -> Schema:
-        """A list of exactly so many."""
+        """The schema: an array of a fixed length."""
         size = {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.each.schema(), **size, "description": self.about}
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectField:
-    """An object: its fields by name, in the order in which they are looked at."""
+    """An object; its fields are validated in their order."""
 
     about: str
     fields: Mapping[str, Field]
     optional: bool = False
 
     def read(self, name: str, value: Any) -> dict[str, Any]:
-        """What each field stands for, by its name."""
+        """Parse each field; returns the values by name."""
         if not isinstance(value, dict):
             raise WireError(name, "must be an object")
-        inside = f"{name}." if name else ""
-        found = {}
+        prefix = f"{name}." if name else ""
+        parsed = {}
         for key, field in self.fields.items():
-            one = value.get(key)
-            if one is None and not field.optional:
-                raise WireError(inside + key, "is missing")
-            found[key] = field.read(inside + key, one)
-        return found
+            entry = value.get(key)
+            if entry is None and not field.optional:
+                raise WireError(prefix + key, "is missing")
+            parsed[key] = field.read(prefix + key, entry)
+        return parsed
 
     def schema(self) -> Schema:
-        """An object; names that it does not have are ignored, so any may be there."""
+        """The schema: an object. Unknown names are ignored, so additional properties are allowed."""
         return {
             "type": "object",
             "properties": {key: field.schema() for key, field in self.fields.items()},
@@ -198,8 +198,8 @@ def _text(pattern: re.Pattern[str], about: str) -> Schema:
     return {"type": "string", "pattern": f"^{pattern.pattern}$", "description": about}
 
 
-def _what_is_wrong(value: str) -> str:
-    """Why a text is not the base64 of 32 bytes: its length, or its spelling."""
+def _base64_error(value: str) -> str:
+    """Why a text is not canonical base64 of 32 bytes: its length or its encoding."""
     try:
         length = len(binascii.a2b_base64(value.encode("ascii"), strict_mode=True))
     except (binascii.Error, UnicodeEncodeError):

@@ -97,7 +97,7 @@ async def test_after_the_round_the_same_share_is_a_duplicate_and_a_new_one_too_l
     assert await house.refused(tree_position=1) == (
         (400, "vote_round_id: the round is not active")
         if restarted
-        else (400, "tree_position: holds another vote commitment")
+        else (400, "tree_position: has a different vote commitment")
     )
     assert await house.refused(tree_position=99) == (400, "vote_round_id: the round is not active")
     house.shares.known.clear()

@@ -280,7 +280,7 @@ async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: by
         (noisy(body()).replace(b"1]}", b'"\xff"]}'), "body: is not UTF-8"),
         (
             body(share_comms=[0] * SMALL_BODY),
-            f"body: has fields of a share that are larger than {SMALL_BODY} bytes together",
+            f"body: the fields of the share are larger than {SMALL_BODY} bytes together",
         ),
     ],
 )
