@@ -26,7 +26,6 @@ from helper.core.share import Share
 from helper.errors import ShareRefused
 from helper.ingest import payload
 from helper.ingest.schema import WireError
-from helper.ingest.share_checks import ShareChecks, check_share
 from proofs import EncodingError, ProofsError, ReadShare, ShareCheck, ShareRuleError, json_members
 
 log = structlog.get_logger("helper.ingest")
@@ -47,6 +46,26 @@ _REASONS: Final = {
     "identity": "must not be the identity",
     "range": "is out of range",
 }
+
+
+class ShareChecks(Protocol):
+    """The native validation of one share; implemented by the module `proofs`."""
+
+    def check_share(
+        self,
+        *,
+        round_id: bytes,
+        shares_hash: bytes,
+        share_comms: bytes,
+        share_index: int,
+        proposal_id: int,
+        vote_decision: int,
+        primary_blind: bytes,
+        c1: bytes,
+        c2: bytes,
+    ) -> ShareCheck:
+        """Validate the fields; return vote commitment and nullifier, or raise ProofsError."""
+        ...
 
 
 class Checks(ShareChecks, Protocol):
@@ -185,6 +204,25 @@ class ShareValidator:
         except ProofsError as error:
             log.error("share_validation_failed", error=type(error).__name__)
             raise ShareRefused(400, "the share could not be validated") from None
+
+
+def check_share(checks: ShareChecks, share: Share) -> ShareCheck:
+    """Validate a share; takes 0.3 ms and releases the GIL.
+
+    Raises:
+        ProofsError: an encoding or a hash is not valid.
+    """
+    return checks.check_share(
+        round_id=share.round_id,
+        shares_hash=share.shares_hash,
+        share_comms=share.share_comms,
+        share_index=share.share_index,
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
+        primary_blind=share.primary_blind,
+        c1=share.c1,
+        c2=share.c2,
+    )
 
 
 def _parse_large(body: bytes) -> Share:

@@ -18,7 +18,7 @@ import structlog
 from helper.core.share import ShareState
 from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NothingThere
-from helper.ingest.share_checks import ShareChecks
+from helper.ingest.validator import ShareChecks
 from helper.operations.import_queue import import_shares
 from helper.store.action_rows import Action, Actor, ImportResult, RowMark
 from helper.store.rows import QueueFilter

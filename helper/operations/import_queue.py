@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import anyio.to_thread
 
 from helper.errors import ActionRefused, ExportFileError
-from helper.ingest.share_checks import ShareChecks, check_share
+from helper.ingest.validator import ShareChecks, check_share
 from helper.operations.export_format import MAX_LINE, message_of, read_head, read_line
 from helper.store.action_rows import Checked, ExportedShare, ImportedShare, ImportResult
 from helper.store.rows import StoredRound

@@ -13,8 +13,7 @@ import proofs
 from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import parse_share
-from helper.ingest.share_checks import check_share
-from helper.ingest.validator import ShareValidator
+from helper.ingest.validator import ShareValidator, check_share
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeClock, FakeStore
@@ -145,9 +144,9 @@ def broken(payload: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str
         "vote_round_id: no such round": {**payload, "vote_round_id": "11" * 31 + "00"},
         "proposal_id: ": {**payload, "proposal_id": 50},
         "vote_decision: ": {**payload, "vote_decision": 7},
-        "tree_position: holds another": {**payload, "tree_position": 1},
+        "tree_position: has a different": {**payload, "tree_position": 1},
         "tree_position: is beyond": {**payload, "tree_position": 3},
-        "tree_position: holds": {**payload, "vote_decision": 1 - payload["vote_decision"]},
+        "tree_position: has": {**payload, "vote_decision": 1 - payload["vote_decision"]},
         "submit_at: ": {**payload, "submit_at": 1_795_268_196},
     }
 

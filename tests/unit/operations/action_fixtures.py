@@ -9,7 +9,7 @@ from pathlib import Path
 import proofs
 from helper.core.share import Share
 from helper.ingest.payload import parse_share
-from helper.ingest.share_checks import check_share
+from helper.ingest.validator import check_share
 from helper.operations.actions import Operations
 from helper.store.action_rows import Actor
 from helper.store.sqlite.store import SqliteStore
