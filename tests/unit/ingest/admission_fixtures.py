@@ -1,4 +1,4 @@
-"""What stands around intake in tests: a payload, and stand-ins for the chain's view and the native checks."""
+"""Fixtures of admission: recorded payloads, and fakes of chain, store and native checks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, ro
 
 
 class FakeClock(SlicedWait):
-    """Stands still until it is told to move."""
+    """A clock that moves only when it is advanced."""
 
     def __init__(self) -> None:
         self.time = 1_795_268_000.0
@@ -65,9 +65,9 @@ class FakeAnchor:
 
 @dataclass
 class FakeChain:
-    """Rounds and trees at once; each sync runs the next of `syncs`, and none is left after the last.
+    """Rounds and trees; each sync runs the next of `syncs`.
 
-    `behind` is how far the nodes are behind the clock, in seconds; `unchecked` leaves came from the disk.
+    `behind` is how far the nodes are behind the clock, in seconds; `unchecked` leaves are from the database.
     """
 
     clock: FakeClock
@@ -133,7 +133,7 @@ class FakeChain:
 
 @dataclass
 class FakeStore(PartialStore):
-    """Keeps shares in a list and notes what was asked of it, in order."""
+    """Stores shares in a list and records its calls in order."""
 
     kept: list[Share] = field(default_factory=list)
     known: set[ShareKey] = field(default_factory=set)
@@ -167,7 +167,7 @@ class FakeStore(PartialStore):
 
 
 class FakeChecks:
-    """Finds every share right, or raises what it was told to; reads none in a batch."""
+    """Accepts every share, or raises `error`; accepts none in a batch."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

@@ -1,4 +1,4 @@
-"""Shares of an honest wallet, which reads a current node, while the helper's node lags and our clock is wrong."""
+"""Admission of an honest wallet's shares while the helper's node lags and its clock is wrong."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from helper.store.rows import Enqueued
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import Node
 from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, body
-from tests.unit.ingest.test_admission_trees import House
+from tests.unit.ingest.test_admission_trees import Harness
 
 pytestmark = pytest.mark.anyio
 
 POLL = 1.0
 PATIENCE = 60.0
-"""Seconds after which the wallet of this test gives up."""
+"""Seconds after which the wallet of this test stops retrying."""
 
 
 class LaggingNode(Node):
-    """A node that always shows the chain as it was `lag` blocks ago. `origin` is the chain's time of height 0."""
+    """A node that is `lag` blocks behind the chain. `origin` is the chain's time of height 0."""
 
     block = 5.0
     lag = 0.0
@@ -31,7 +31,7 @@ class LaggingNode(Node):
     origin = 0.0
 
     def chain_now(self) -> float:
-        """The chain's time; our clock is off it by `offset`."""
+        """The chain's time; our clock differs by `offset`."""
         return self.clock.now() - self.offset
 
     def _time(self, height: int) -> float:
@@ -41,8 +41,8 @@ class LaggingNode(Node):
         self.height = math.floor((self.chain_now() - self.origin) / self.block - self.lag)
 
 
-class Lag(House):
-    """An intake whose node lags, and the blocks up to the vote's."""
+class Lag(Harness):
+    """Admission over a lagging node, with the blocks up to the vote's."""
 
     def __init__(self, *, block: float, lag: float, offset: float) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Lag(House):
         self.trees.wait_next_sync = self.wait_next_sync  # type: ignore[method-assign]
 
     async def step(self, seconds: float) -> None:
-        """Let time pass, and look at the node as the follower does."""
+        """Advance the clock and sync as the block follower does."""
         self.clock.advance(seconds)
         self.node.follow()
         if self.node.height >= self.vote_height and not self.node.leaf_blocks:
@@ -81,7 +81,7 @@ class Lag(House):
         return True
 
     async def post_until_answered(self, intake: AdmissionController) -> Enqueued | None:
-        """Post like a wallet: again after a 429, never after a 400."""
+        """Post like a wallet: retry after a 429, never after a 400."""
         began = self.clock.monotonic()
         while self.clock.monotonic() < began + PATIENCE:
             try:
@@ -100,15 +100,15 @@ class Lag(House):
 async def test_intake_never_rejects_honest_share_of_lagging_node(
     block: float, lag: float, offset: float, moment: float
 ) -> None:
-    house = Lag(block=block, lag=lag, offset=offset)
-    await house.prepare()
+    harness = Lag(block=block, lag=lag, offset=offset)
+    await harness.prepare()
     for _ in range(math.ceil(6 * block / POLL)):
-        await house.step(POLL)
+        await harness.step(POLL)
     # the vote is in the block that a current node shows now, and the wallet posts a part of a block later
-    passed = (house.node.chain_now() - house.node.origin) / block
-    house.vote_height = math.floor(passed) + 1
-    await house.step((house.vote_height + moment - passed) * block)
-    answer = await house.post_until_answered(house.intake)
+    passed = (harness.node.chain_now() - harness.node.origin) / block
+    harness.vote_height = math.floor(passed) + 1
+    await harness.step((harness.vote_height + moment - passed) * block)
+    answer = await harness.post_until_answered(harness.intake)
     if abs(offset) <= 60:
         assert answer is Enqueued.QUEUED
-        assert house.trees.leaf(house.shares.kept[0].round_id, POSITION) == COMMITMENT
+        assert harness.trees.leaf(harness.shares.kept[0].round_id, POSITION) == COMMITMENT

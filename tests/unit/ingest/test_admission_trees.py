@@ -1,6 +1,4 @@
-"""Intake over the real round book and tree keeper: a share that comes again after its round, after a restart,
-or to a node that is behind.
-"""
+"""Admission with the real round registry and tree sync: duplicates after the round, restarts, lagging nodes."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, ROUND_ID,
 pytestmark = pytest.mark.anyio
 
 
-class House(Setting):
-    """An intake over one node, whose tree holds the share's commitment at its position."""
+class Harness(Setting):
+    """Admission over one node, whose tree has the share's commitment at its position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,45 +72,45 @@ class House(Setting):
 
 
 @pytest.fixture
-async def house() -> House:
-    house = House()
-    await house.endpoints.check()
-    await house.sync()
-    return house
+async def harness() -> Harness:
+    harness = Harness()
+    await harness.endpoints.check()
+    await harness.sync()
+    return harness
 
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("status", [2, 3])
-async def test_after_the_round_the_same_share_is_a_duplicate_and_a_new_one_too_late(
-    house: House, *, restarted: bool, status: int
+async def test_admission_after_round_accepts_duplicates_and_refuses_new(
+    harness: Harness, *, restarted: bool, status: int
 ) -> None:
-    assert await house.post() is Enqueued.QUEUED
-    house.turn(status)
-    await house.sync()
+    assert await harness.post() is Enqueued.QUEUED
+    harness.turn(status)
+    await harness.sync()
     if restarted:
-        await house.restart()
-        await house.sync()
-    assert await house.post(submit_at=0) is Enqueued.DUPLICATE
-    assert await house.refused(tree_position=1) == (
+        await harness.restart()
+        await harness.sync()
+    assert await harness.post(submit_at=0) is Enqueued.DUPLICATE
+    assert await harness.refused(tree_position=1) == (
         (400, "vote_round_id: the round is not active")
         if restarted
         else (400, "tree_position: has a different vote commitment")
     )
-    assert await house.refused(tree_position=99) == (400, "vote_round_id: the round is not active")
-    house.shares.known.clear()
-    assert await house.refused() == (400, "vote_round_id: the round is not active")
+    assert await harness.refused(tree_position=99) == (400, "vote_round_id: the round is not active")
+    harness.shares.known.clear()
+    assert await harness.refused() == (400, "vote_round_id: the round is not active")
 
 
 @pytest.mark.rule("R10")
-async def test_after_a_restart_without_a_node_known_is_known_and_new_must_wait(house: House) -> None:
-    assert await house.post() is Enqueued.QUEUED
-    house.network.nodes.clear()
-    await house.restart()
-    house.pause = "starting"
-    assert await house.post(submit_at=0) is Enqueued.DUPLICATE
-    assert (await house.refused(enc_share=body_share(1)))[0] == 503
-    assert len(house.shares.kept) == 1
+async def test_admission_restart_without_node_recognises_duplicates(harness: Harness) -> None:
+    assert await harness.post() is Enqueued.QUEUED
+    harness.network.nodes.clear()
+    await harness.restart()
+    harness.pause = "starting"
+    assert await harness.post(submit_at=0) is Enqueued.DUPLICATE
+    assert (await harness.refused(enc_share=body_share(1)))[0] == 503
+    assert len(harness.shares.kept) == 1
 
 
 def body_share(index: int) -> dict[str, Any]:
@@ -125,58 +123,60 @@ def parse_enc(raw: bytes) -> dict[str, Any]:
     return {"c1": b64encode(share.c1).decode(), "c2": b64encode(share.c2).decode()}
 
 
-async def test_a_leaf_that_comes_with_a_regular_sync_is_waited_for(house: House) -> None:
-    house.votes.append(101, int.from_bytes(COMMITMENT, "little"))
+async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
+    harness.votes.append(101, int.from_bytes(COMMITMENT, "little"))
     results: list[Enqueued] = []
 
     async def post() -> None:
-        results.append(await house.post(tree_position=POSITION + 1))
+        results.append(await harness.post(tree_position=POSITION + 1))
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(post)
             await anyio.wait_all_tasks_blocked()
-            before = len(house.nodes[0].asked)
-            house.trees.in_step(house.nodes[0].height)
+            before = len(harness.nodes[0].asked)
+            harness.trees.in_step(harness.nodes[0].height)
             await anyio.wait_all_tasks_blocked()
-            assert (results, len(house.nodes[0].asked)) == ([], before), "a look at the head alone decides nothing"
-            house.votes.show(*house.nodes)
-            await house.sync()
+            assert (results, len(harness.nodes[0].asked)) == ([], before), "a look at the head alone decides nothing"
+            harness.votes.show(*harness.nodes)
+            await harness.sync()
     assert results == [Enqueued.QUEUED]
 
 
-async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def step(timeout: float) -> bool:
-        house.clock.advance(1)
-        house.nodes[0].height += 1
-        await house.sync()
+        harness.clock.advance(1)
+        harness.nodes[0].height += 1
+        await harness.sync()
         return True
 
-    monkeypatch.setattr(house.trees, "wait_next_sync", step)
-    before = house.nodes[0].height
-    refusals = [await house.refused(tree_position=99)]
+    monkeypatch.setattr(harness.trees, "wait_next_sync", step)
+    before = harness.nodes[0].height
+    refusals = [await harness.refused(tree_position=99)]
     while refusals[-1][0] == 429 and len(refusals) < 20:
-        refusals.append(await house.refused(tree_position=99))
+        refusals.append(await harness.refused(tree_position=99))
     assert refusals[-1] == (400, "tree_position: is beyond the round's tree")
-    assert ABSENCE_BLOCKS <= house.nodes[0].height - before <= ABSENCE_BLOCKS + 3
-    assert (await house.refused(tree_position=98))[0] == 429, "another share has an arrival of its own"
+    assert ABSENCE_BLOCKS <= harness.nodes[0].height - before <= ABSENCE_BLOCKS + 3
+    assert (await harness.refused(tree_position=98))[0] == 429, "another share has an arrival of its own"
 
 
-async def test_a_node_that_is_behind_makes_a_wallet_come_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = 0
 
     async def behind(_timeout: float) -> bool:
         """Regular syncs at a head that gets no newer."""
         nonlocal waits
         waits += 1
-        house.clock.advance(0.6)
-        house.nodes[0].age += 0.6
-        await house.sync()
+        harness.clock.advance(0.6)
+        harness.nodes[0].age += 0.6
+        await harness.sync()
         return True
 
-    house.clock.advance(8)
-    house.nodes[0].age = 8
-    monkeypatch.setattr(house.trees, "wait_next_sync", behind)
-    assert (await house.refused(tree_position=99))[0] == 429
+    harness.clock.advance(8)
+    harness.nodes[0].age = 8
+    monkeypatch.setattr(harness.trees, "wait_next_sync", behind)
+    assert (await harness.refused(tree_position=99))[0] == 429
     assert waits == 4, "two seconds"
-    assert ROUND_ID in {known.round_id for known in house.rounds.active()}
+    assert ROUND_ID in {known.round_id for known in harness.rounds.active()}

@@ -1,4 +1,4 @@
-"""Reading payloads: what is taken, and that everything else is refused by the name of its field."""
+"""Payload parsing: valid payloads are accepted, others are refused with the name of the invalid field."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def b64(value: bytes) -> str:
 
 
 @pytest.mark.parametrize("recorded", PAYLOADS, ids=lambda p: str(p["enc_share"]["share_index"]))
-def test_a_recorded_payload_is_read_as_it_was_written(recorded: dict[str, Any]) -> None:
+def test_parse_share_recorded_payload_keeps_all_values(recorded: dict[str, Any]) -> None:
     share = parse_share(json.dumps(recorded).encode())
     assert share == Share(
         round_id=bytes.fromhex(recorded["vote_round_id"]),
@@ -89,34 +89,34 @@ def test_a_recorded_payload_is_read_as_it_was_written(recorded: dict[str, Any]) 
 
 
 @pytest.mark.rule("R1")
-def test_the_time_is_the_wallets_own() -> None:
+def test_parse_share_returns_wallets_submit_at() -> None:
     assert parse_share(body(submit_at=1_795_268_100)).submit_at == 1_795_268_100
 
 
 @pytest.mark.rule("R2")
 @pytest.mark.parametrize("changes", [{}, {"submit_at": 0}, {"submit_at": None}])
-def test_no_time_means_at_once(changes: dict[str, Any]) -> None:
+def test_parse_share_without_submit_at_returns_zero(changes: dict[str, Any]) -> None:
     assert parse_share(body(**changes)).submit_at == 0
 
 
 @pytest.mark.parametrize("index", [None, 0, "absent"])
-def test_the_index_may_be_left_out_for_the_first_share(index: Any) -> None:
+def test_parse_share_without_share_index_returns_zero(index: Any) -> None:
     whole = changed("enc_share.share_index", index)
     if index == "absent":
         del whole["enc_share"]["share_index"]
     assert parse_share(json.dumps(whole).encode()).share_index == 0
 
 
-def test_fields_that_are_not_of_the_protocol_are_ignored() -> None:
+def test_parse_share_unknown_fields_are_ignored() -> None:
     extra = payload(share_index=9, all_enc_shares="x", more={"a": [1]})
     assert parse_share(json.dumps(extra).encode()) == parse_share(body())
 
 
-def test_a_round_id_may_be_spelt_in_capitals() -> None:
+def test_parse_share_upper_case_round_id_is_accepted() -> None:
     assert parse_share(body(vote_round_id=ROUND_ID.hex().upper())).round_id == ROUND_ID
 
 
-def test_of_a_repeated_name_the_last_counts() -> None:
+def test_parse_share_repeated_name_last_value_counts() -> None:
     text = body().replace(b'"proposal_id": 1', b'"proposal_id": 2, "proposal_id": 1')
     assert text != body()
     assert parse_share(text).proposal_id == 1
@@ -124,7 +124,7 @@ def test_of_a_repeated_name_the_last_counts() -> None:
 
 @pytest.mark.parametrize("name", [*REQUIRED, "enc_share.c1", "enc_share.c2"])
 @pytest.mark.parametrize("how", ["absent", "null"])
-def test_what_is_missing_is_named(name: str, how: str) -> None:
+def test_parse_share_missing_field_is_named(name: str, how: str) -> None:
     whole = changed(name, None)
     if how == "absent":
         inner, _, last = name.rpartition(".")
@@ -135,12 +135,12 @@ def test_what_is_missing_is_named(name: str, how: str) -> None:
 
 @pytest.mark.parametrize("name", [*REQUIRED, *INTEGERS, "enc_share.c1", "share_comms[7]"])
 @pytest.mark.parametrize("value", [True, 1.5, {"a": 1}, [1, 2], "text", -1, [[[[[[]]]]]]])
-def test_a_wrong_type_is_named(name: str, value: Any) -> None:
+def test_parse_share_wrong_type_is_named(name: str, value: Any) -> None:
     assert refusal(changed(name, value)).field.startswith(name)
 
 
 @pytest.mark.parametrize(("name", "most"), INTEGERS.items())
-def test_integers_end_at_their_limits(name: str, most: int) -> None:
+def test_parse_share_integer_out_of_range_is_refused(name: str, most: int) -> None:
     parse_share(json.dumps(changed(name, most)).encode())
     least = 1 if name == "proposal_id" else 0
     parse_share(json.dumps(changed(name, least)).encode())
@@ -150,19 +150,19 @@ def test_integers_end_at_their_limits(name: str, most: int) -> None:
 
 @pytest.mark.parametrize("name", [*INTEGERS, *REQUIRED, "enc_share.c2", "share_comms[3]"])
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "01", "'x'", '"\\ud800"', "[" * 2000, "nul"])
-def test_what_is_no_json_is_refused_by_its_place(name: str, text: str) -> None:
+def test_parse_share_invalid_json_names_field(name: str, text: str) -> None:
     assert refusal(raw(name, text)).field.startswith(name.partition("[")[0])
 
 
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("text", ["1.0", "1e0", '"1"', "true", "[1]", "18446744073709551616"])
-def test_an_integer_has_one_spelling(name: str, text: str) -> None:
+def test_parse_share_noncanonical_integer_is_refused(name: str, text: str) -> None:
     assert refusal(raw(name, text)).field == name
 
 
 @pytest.mark.parametrize("name", VALUE_FIELDS)
 @pytest.mark.parametrize("length", [0, 1, 31, 33, 64, 100_000])
-def test_a_wrong_length_is_named_and_told(name: str, length: int) -> None:
+def test_parse_share_wrong_length_is_reported(name: str, length: int) -> None:
     error = refusal(changed(name, b64(bytes(length))))
     assert (error.field, error.message) == (name, f"must be 32 bytes, not {length}")
 
@@ -182,14 +182,14 @@ def test_a_wrong_length_is_named_and_told(name: str, length: int) -> None:
         "=" * 44,
     ],
 )
-def test_base64_has_one_spelling(name: str, spelt: str) -> None:
+def test_parse_share_noncanonical_base64_is_refused(name: str, spelt: str) -> None:
     error = refusal(changed(name, spelt))
     assert error.field == name
     assert "base64" in error.message
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 17, 10_000])
-def test_there_are_sixteen_commitments(count: int) -> None:
+def test_parse_share_wrong_number_of_commitments_is_refused(count: int) -> None:
     error = refusal(payload(share_comms=[b64(bytes(32))] * count))
     assert (error.field, error.message) == ("share_comms", f"must have 16 entries, not {count}")
 
@@ -197,34 +197,34 @@ def test_there_are_sixteen_commitments(count: int) -> None:
 @pytest.mark.parametrize(
     "value", ["", "ab", "0" * 63, "0" * 65, "g" * 64, " " * 64, "0x" + "0" * 62, "0" * 62 + "é", "٣" * 64]
 )
-def test_a_round_id_is_64_hex_characters(value: str) -> None:
+def test_parse_share_invalid_round_id_is_refused(value: str) -> None:
     assert refusal(payload(vote_round_id=value)).field == "vote_round_id"
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b'"x"', b"12", b"true", b"\xff\xfe", b"{", b"\xef\xbb\xbf{}"])
-def test_a_body_that_is_no_object_is_refused(data: bytes) -> None:
+def test_parse_share_body_without_object_is_refused(data: bytes) -> None:
     assert refusal(data).field == "body"
 
 
-def test_a_byte_that_is_no_utf8_is_refused_by_its_place() -> None:
+def test_parse_share_invalid_utf8_names_field() -> None:
     data = body().replace(PAYLOADS[0]["primary_blind"][:4].encode(), b"\xc3\x28\xff\xff", 1)
     error = refusal(data)
     assert (error.field, error.message) == ("primary_blind", "is not UTF-8")
 
 
-def test_every_truncation_is_refused() -> None:
+def test_parse_share_truncated_body_is_refused() -> None:
     whole = body()
     for length in range(0, len(whole), 7):
         refusal(whole[:length])
     refusal(whole[:-1])
 
 
-def test_a_body_over_the_limit_is_refused() -> None:
+def test_parse_share_body_over_limit_is_refused() -> None:
     padded = body()[:-1] + b" " * payload_module.MAX_BODY + b"}"
     assert refusal(padded).field == "body"
 
 
-def test_no_refusal_repeats_a_value() -> None:
+def test_parse_share_error_contains_no_value() -> None:
     secret = "c2VjcmV0LXZhbHVl"  # no value of a witness may come back
     for name in (*VALUE_FIELDS, "vote_round_id", *INTEGERS):
         assert secret not in str(refusal(changed(name, secret)))
@@ -240,7 +240,7 @@ _names = st.sampled_from([*REQUIRED, *INTEGERS, *VALUE_FIELDS, "all_enc_shares",
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(_names, _json), min_size=1, max_size=4))
-def test_no_value_of_a_field_raises_anything_else(changes: list[tuple[str, Any]]) -> None:
+def test_parse_share_any_field_value_raises_only_wire_error(changes: list[tuple[str, Any]]) -> None:
     whole = PAYLOADS[1]
     for name, value in changes:
         if "." not in name and "[" not in name:
@@ -252,7 +252,7 @@ def test_no_value_of_a_field_raises_anything_else(changes: list[tuple[str, Any]]
 
 @settings(deadline=None)
 @given(st.data())
-def test_no_mutation_of_the_bytes_raises_anything_else(data: st.DataObject) -> None:
+def test_parse_share_any_mutation_raises_only_wire_error(data: st.DataObject) -> None:
     mutable = bytearray(body())
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(mutable) - 1))
@@ -261,7 +261,7 @@ def test_no_mutation_of_the_bytes_raises_anything_else(data: st.DataObject) -> N
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(data: bytes) -> None:
+def test_parse_share_any_bytes_raise_only_wire_error(data: bytes) -> None:
     _parse_or_refuse(data)
 
 
@@ -274,14 +274,14 @@ def _parse_or_refuse(data: bytes) -> None:
     assert 1 <= share.proposal_id <= 50
 
 
-def test_hex_of_a_path_is_lower_case() -> None:
+def test_parse_hex32_upper_case_is_refused() -> None:
     assert parse_hex32("nullifier", "0a" * 32) == b"\x0a" * 32
     for text in ("0A" * 32, "0a" * 31, "0a" * 33, "zz" * 32, "", "0a" * 31 + "0 ", "٣" * 64):
         with pytest.raises(WireError, match="nullifier"):
             parse_hex32("nullifier", text)
 
 
-def test_pending_is_all_that_may_still_be_revealed() -> None:
+def test_queue_status_pending_counts_all_unfinished_shares() -> None:
     counts = {
         ROUND_ID: {
             ShareState.RECEIVED: 4,

@@ -1,4 +1,4 @@
-"""Bodies read in batches: what the native reader takes, the house's own reader takes alike; the rest is left to it."""
+"""Batch validation: the native reader accepts only what the Python reader accepts, with equal results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MUTATED = 30_000
 
 
 def as_read(share: Share, check: ShareCheck) -> tuple[Any, ...]:
-    """What the native reader must tell of a share."""
+    """The expected result of the native reader for a share."""
     return (*(getattr(share, name) for name in ReadShare._fields[:11]), check.vote_commitment, check.nullifier)
 
 
 def slowly(posted: bytes) -> tuple[Any, ...]:
-    """What the house's own reader and `check_share` tell."""
+    """The result of the Python reader and `check_share`."""
     share = parse_share(posted)
     fields = {
         name: getattr(share, name) for name in ReadShare._fields[:11] if name not in {"tree_position", "submit_at"}
@@ -51,13 +51,13 @@ def without(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
-def test_recorded_payloads_are_read_at_once_and_alike(number: int) -> None:
+def test_native_reader_recorded_payloads_match_python_reader(number: int) -> None:
     posted = json.dumps(PAYLOADS[number]).encode()
     (read,) = proofs.read_shares([posted])
     assert read == slowly(posted)
 
 
-def test_whatever_is_read_at_once_is_read_alike() -> None:
+def test_native_reader_mutated_payloads_match_python_reader() -> None:
     mutator = Mutator(PAYLOADS, random.Random(11))
     mutated = list(itertools.islice(mutator, MUTATED))
     taken = [(posted, read) for posted, read in zip(mutated, proofs.read_shares(mutated), strict=True) if read]
@@ -106,7 +106,7 @@ TEXT = body().decode()
         TEXT[:-1].encode(),
     ],
 )
-def test_what_is_not_plainly_right_is_left_to_the_slower_reader(posted: bytes) -> None:
+def test_native_reader_invalid_body_returns_none(posted: bytes) -> None:
     assert proofs.read_shares([posted]) == [None]
 
 
@@ -122,7 +122,7 @@ def test_what_is_not_plainly_right_is_left_to_the_slower_reader(posted: bytes) -
         (without(vote_round_id=payload()["vote_round_id"].upper()), {}),
     ],
 )
-def test_what_real_wallets_vary_is_read_at_once(posted: bytes, fields: dict[str, int]) -> None:
+def test_native_reader_wallet_variations_are_accepted(posted: bytes, fields: dict[str, int]) -> None:
     (read,) = proofs.read_shares([posted])
     assert read is not None
     assert read == slowly(posted)
@@ -130,7 +130,7 @@ def test_what_real_wallets_vary_is_read_at_once(posted: bytes, fields: dict[str,
     assert "ReadShare(…)" in repr([read]), "nothing of a witness is shown"
 
 
-async def test_a_wrong_hash_is_found_also_when_the_right_one_is_remembered() -> None:
+async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:
     checker = ShareValidator(proofs)
     await checker.read(body())
     other = [*PAYLOADS[0]["share_comms"]]
@@ -160,7 +160,7 @@ class Batches(FakeChecks):
         return super().read_shares(bodies)
 
 
-async def test_what_comes_while_batches_are_under_way_makes_the_next_one() -> None:
+async def test_validator_bodies_during_batches_form_next_batch() -> None:
     checks = Batches()
     checker = ShareValidator(checks)
 
@@ -184,7 +184,7 @@ async def test_what_comes_while_batches_are_under_way_makes_the_next_one() -> No
     assert sorted(checks.batches) == sorted([*first, validator.MAX_BATCH, 3])
 
 
-async def test_what_comes_alone_changes_no_thread() -> None:
+async def test_validator_single_body_is_read_on_event_loop() -> None:
     checks = Batches()
     checks.go_on.set()
     checker = ShareValidator(checks)
@@ -193,7 +193,7 @@ async def test_what_comes_alone_changes_no_thread() -> None:
     assert (checks.batches, checks.threads) == ([1] * 3, {threading.current_thread().name})
 
 
-async def test_a_large_body_waits_for_no_batch() -> None:
+async def test_validator_large_body_does_not_wait_for_batch() -> None:
     checks = Batches()
     found = await ShareValidator(checks).read(body() + b" " * SMALL_BODY)
     assert (found.share, checks.batches) == (parse_share(body()), [])
@@ -224,7 +224,7 @@ async def test_validator_large_body_is_never_parsed_in_python(monkeypatch: pytes
     assert max(sizes) <= SMALL_BODY
 
 
-async def test_validator_large_bodies_share_one_thread_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_validator_large_bodies_share_one_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most, threads = 0, 0, set[str]()
 
     def members(document: bytes, names: Iterable[str]) -> bytes | int:
@@ -284,13 +284,13 @@ async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: by
         ),
     ],
 )
-async def test_validator_large_body_that_is_no_share_is_refused(posted: bytes, message: str) -> None:
+async def test_validator_large_invalid_body_is_refused(posted: bytes, message: str) -> None:
     with pytest.raises(WireError) as refused:
         await ShareValidator(proofs).read(posted)
     assert str(refused.value) == message
 
 
-async def test_a_batch_that_fails_is_read_one_by_one() -> None:
+async def test_validator_failed_batch_is_read_one_by_one() -> None:
     checks = Batches()
     checks.go_on.set()
     checks.failure = ProofsError("internal error")

@@ -1,4 +1,4 @@
-"""The wallets' application on a socket, with the lane or without, and all that can be seen of how it serves."""
+"""The wallets' application on a socket, with or without the fast path, and its observable behaviour."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
 
 PATIENCE = 20.0
 LONGEST = 64 << 10
-"""Bytes of the largest body here."""
+"""Maximum body size in these tests."""
 PROBE = f"GET {STATUS} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
-"""Asked at the end of each story: it shows whether the connection is still open, and in step."""
+"""Sent last in each story: shows whether the connection is still open and synchronised."""
 _CHANGING = re.compile(rb"(?<=\r\ndate: )[^\r]+|(?<=\r\nx-request-id: )[0-9a-f]{16}(?=\r\n)")
 _NAMES = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
 
@@ -37,7 +37,7 @@ def post(content: bytes = b"", *headers: str, line: str = f"POST {SHARES} HTTP/1
 
 
 def head(*headers: str, line: str = f"POST {SHARES} HTTP/1.1") -> bytes:
-    """The beginning of a request that does not say how long it is."""
+    """The head of a request without Content-Length."""
     return "\r\n".join((line, "Host: helper", *headers, "", "")).encode("latin-1")
 
 
@@ -48,15 +48,15 @@ def chunked(*pieces: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Story:
-    """What is sent over one connection, and to what kind of house.
+    """A sequence of requests over one connection, and the application's configuration.
 
     Attributes:
         name: what it is about.
         sent: the pieces, each on its way before the next one is made.
         statuses: of the answers that must come, so that a story does tell what it is meant to.
-        before: changes the house before anything is sent.
+        before: changes the application before the first request.
         hangs_up: whether the client goes away without waiting for an answer.
-        settings: of the house.
+        settings: settings of the application.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Story:
 
 @dataclass
 class Seen:
-    """All that can be seen of a story.
+    """The observable result of a story.
 
     Attributes:
         answers: as they came, but for the date and the requests' names.
@@ -100,7 +100,7 @@ class Seen:
 
 
 async def play(story: Story, *, lane: bool) -> Seen:
-    """Tell a story, and look."""
+    """Run a story and record the result."""
     wallets, counts = Wallets(), Counter[str]()
     story.before(wallets)
     settings = {"token": "", "burst": 800, "trusted": (), "budget": 64 << 20, **story.settings}
@@ -139,7 +139,7 @@ async def play(story: Story, *, lane: bool) -> Seen:
 
 @contextlib.asynccontextmanager
 async def _served(server: Server) -> AsyncIterator[int]:
-    """The server's connections alone, on a port, until all have ended: itself it takes a tenth of a second to stop."""
+    """Serve connections on a port until all have ended, without uvicorn's slow shutdown."""
     server.config.load()
     protocol: Any = server.config.http_protocol_class
     made = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
@@ -151,7 +151,7 @@ async def _served(server: Server) -> AsyncIterator[int]:
 
 
 async def _tell(story: Story, port: int) -> tuple[list[bytes], bool]:
-    """The answers, and whether the connection is open after them."""
+    """The responses, and whether the connection is open after them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError):
         for piece in story.sent:
@@ -174,7 +174,7 @@ async def _tell(story: Story, port: int) -> tuple[list[bytes], bool]:
 
 
 async def _answers(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
-    """So many answers, fewer where the connection ends before."""
+    """Up to this many responses, fewer if the connection ends before."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(number):
             told = await reader.readuntil(b"\r\n\r\n")

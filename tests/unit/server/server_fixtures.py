@@ -1,4 +1,4 @@
-"""A server on a socket of its own, and a client that speaks to it byte by byte."""
+"""A server on its own socket, and a client that sends raw bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def pause(request: Request) -> Response:
 
 
 class Endless:
-    """Answers `GET /endless` until the client is gone, or never begins to.
+    """Responds to `GET /endless` until the client disconnects, or never starts to.
 
     Attributes:
         disconnects: how many clients it has found gone.
@@ -74,7 +74,7 @@ class Endless:
 async def serving(
     limits: ConnectionLimits, door: ClientPolicy | None = None, endless: Endless | None = None
 ) -> AsyncIterator[int]:
-    """A server with these limits; yields its port."""
+    """Run a server with these limits; yields its port."""
     endless = endless or Endless()
     app = wrapped(
         [
@@ -114,14 +114,14 @@ class Client:
         return client
 
     async def ask(self, request: bytes = ASK) -> bytes:
-        """The body of one answer."""
+        """The body of one response."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
         return await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def rest(self) -> bytes:
-        """What comes until the server closes."""
+        """All bytes until the server closes the connection."""
         try:
             told = await self.reader.read()
         except ConnectionError:
@@ -131,7 +131,7 @@ class Client:
 
 
 def error_of(told: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and body of an error in its one shape."""
+    """Status and body of a JSON error."""
     head, _, body = told.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     answer = json.loads(body)

@@ -1,4 +1,4 @@
-"""Reading bodies: so many bytes, so many seconds, so much memory."""
+"""Body reader: limits on size, time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 def request_of(*parts: bytes) -> tuple[Scope, Receive]:
-    """A request whose body comes in these parts."""
+    """A request whose body arrives in these chunks."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
 
@@ -44,11 +44,11 @@ async def stall(begin: bytes) -> AsyncIterator[bytes]:
     await anyio.sleep_forever()
 
 
-async def test_a_body_is_joined_from_its_parts() -> None:
+async def test_body_reader_joins_chunks() -> None:
     assert await BodyReader().read(*request_of(b"ab", b"", b"c")) == b"abc"
 
 
-async def test_a_small_body_that_is_here_already_is_not_waited_for() -> None:
+async def test_body_reader_received_small_body_needs_no_wait() -> None:
     scope, receive = request_of(b"from the wire")
     here = {**scope, "state": {body_module.WHOLE: bytearray(b"here")}}
     assert await BodyReader(small=3).read(here, receive) == b"from the wire", "a large one is counted as it comes"
@@ -56,7 +56,7 @@ async def test_a_small_body_that_is_here_already_is_not_waited_for() -> None:
     assert here["state"][body_module.WHOLE] == b"", "an idle connection keeps no share"
 
 
-async def test_an_endless_body_is_cut_off() -> None:
+async def test_body_reader_endless_body_is_refused() -> None:
     wallets, sent = Wallets(), list[int]()
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=endless(sent))
@@ -66,7 +66,7 @@ async def test_an_endless_body_is_cut_off() -> None:
     assert payload.MAX_BODY < sum(sent) < payload.MAX_BODY + 2 * body_module.DRAIN_BYTES
 
 
-async def test_two_mebibytes_are_refused() -> None:
+async def test_body_reader_two_mebibytes_are_refused() -> None:
     wallets = Wallets()
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=body()[:-1] + b" " * (2 << 20) + b"}")
@@ -75,7 +75,7 @@ async def test_two_mebibytes_are_refused() -> None:
     assert wallets.store.asked == []
 
 
-async def test_a_size_announced_is_refused_before_the_client_has_sent_it() -> None:
+async def test_body_reader_large_content_length_is_refused_unread() -> None:
     wallets = Wallets()
     headers = {"Content-Length": str(payload.MAX_BODY + 1), "Expect": "100-continue"}
     async with wallets.client() as client:
@@ -83,7 +83,7 @@ async def test_a_size_announced_is_refused_before_the_client_has_sent_it() -> No
     assert answer.status_code == 413
 
 
-async def test_the_largest_body_is_read() -> None:
+async def test_body_reader_largest_body_is_read() -> None:
     wallets = Wallets()
     padding = payload.MAX_BODY - len(body())
     async with wallets.client() as client:
@@ -92,7 +92,7 @@ async def test_the_largest_body_is_read() -> None:
     assert (fits.status_code, over.status_code) == (200, 413)
 
 
-async def test_a_body_that_does_not_come_is_408() -> None:
+async def test_body_reader_missing_body_times_out_with_408() -> None:
     wallets = Wallets(bodies=BodyReader(seconds=0.01))
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=stall(body()[:100]))
@@ -101,7 +101,7 @@ async def test_a_body_that_does_not_come_is_408() -> None:
     is_error(answer)
 
 
-async def test_all_bodies_together_are_bounded() -> None:
+async def test_body_reader_total_budget_is_enforced() -> None:
     reader = BodyReader(budget=100, small=0)
     with pytest.raises(HTTPException) as caught:
         await reader.read(*request_of(b" " * 60, b" " * 60))
@@ -110,7 +110,7 @@ async def test_all_bodies_together_are_bounded() -> None:
     assert len(await reader.read(*request_of(b" " * 90))) == 90
 
 
-async def test_who_sends_large_bodies_turns_away_nobody_who_sends_a_small_one() -> None:
+async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
     reader = BodyReader(budget=100, small=10)
     async with anyio.create_task_group() as group:
         here = anyio.Event()
@@ -157,7 +157,7 @@ async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read
     assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
 
 
-async def test_body_reader_body_counts_until_it_is_given_up() -> None:
+async def test_body_reader_body_counts_until_exit() -> None:
     reader = BodyReader(budget=100, budget_each=40, small=10)
     async with reader.reading(*request_of(b"x" * 50), b"first") as body_of_first:
         assert body_of_first == b"x" * 50
@@ -171,7 +171,7 @@ async def test_body_reader_body_counts_until_it_is_given_up() -> None:
     assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
 
 
-async def test_shares_large_bodies_of_one_client_count_until_they_are_answered() -> None:
+async def test_shares_large_bodies_of_client_count_until_response() -> None:
     wallets = Wallets(bodies=BodyReader(budget_each=30_000), limits=RefusalLimiter(FakeClock()))
     entered, gate = anyio.Event(), anyio.Event()
     large = body()[:-1] + b" " * 40_000 + b"}"
@@ -192,7 +192,7 @@ async def test_shares_large_bodies_of_one_client_count_until_they_are_answered()
         assert (await client.post(SHARES, content=large)).json() == {"status": "duplicate"}
 
 
-async def test_a_client_that_goes_away_is_no_error_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_body_reader_client_disconnect_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:

@@ -1,4 +1,4 @@
-"""Who a request is from: the peer, or whom a trusted proxy speaks for, and nothing that a client says of itself."""
+"""Client identification: by peer address, or by the headers of trusted proxies only."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def standard(*lines: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("headers", [[], forwarded("198.51.100.1"), standard("for=198.51.100.1")])
-def test_a_peer_that_is_no_proxy_is_the_client_whatever_it_says(headers: list[tuple[bytes, bytes]]) -> None:
+def test_client_of_untrusted_peer_ignores_headers(headers: list[tuple[bytes, bytes]]) -> None:
     assert client_of(CLIENT, headers, PROXIES) == v4(CLIENT)
     assert client_of(PROXY, headers, ()) == v4(PROXY)
 
 
-def test_an_ipv6_client_is_its_network() -> None:
+def test_client_of_ipv6_address_is_its_64_prefix() -> None:
     one, other, foreign = "2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"
     assert client_of(one, [], PROXIES) == client_of(other, [], PROXIES) == v6(one)
     assert client_of(foreign, [], PROXIES) != v6(one)
     assert client_of("fe80::1%eth0", [], PROXIES) == v6("fe80::1")
 
 
-def test_an_ipv4_address_within_ipv6_is_the_ipv4_address() -> None:
+def test_client_of_mapped_ipv6_address_is_ipv4_address() -> None:
     assert client_of(f"::ffff:{CLIENT}", [], PROXIES) == v4(CLIENT)
     assert client_of(f"::ffff:{PROXY}", forwarded(CLIENT), PROXIES) == v4(CLIENT)
 
 
 @pytest.mark.parametrize("peer", [None, "", "testclient"])
-def test_who_has_no_address_is_nobody(peer: str | None) -> None:
+def test_client_of_peer_without_address_is_none(peer: str | None) -> None:
     assert client_of(peer, forwarded(CLIENT), PROXIES) is None
 
 
@@ -66,12 +66,12 @@ def test_who_has_no_address_is_nobody(peer: str | None) -> None:
         [*forwarded(CLIENT), *standard(f"for={CLIENT}")],
     ],
 )
-def test_a_trusted_proxy_is_believed_as_far_as_proxies_wrote(headers: list[tuple[bytes, bytes]]) -> None:
+def test_client_of_trusted_proxy_is_rightmost_untrusted_address(headers: list[tuple[bytes, bytes]]) -> None:
     assert client_of(PROXY, headers, PROXIES) == v4(CLIENT)
 
 
 @pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:443"])
-def test_a_forwarded_ipv6_address_may_have_a_port(text: str) -> None:
+def test_client_of_forwarded_ipv6_address_may_have_port(text: str) -> None:
     assert client_of(PROXY, forwarded(text), PROXIES) == v6("2001:db8::1")
     assert client_of(PROXY, standard(f'for="{text}"'), PROXIES) == v6("2001:db8::1")
 
@@ -91,11 +91,11 @@ def test_a_forwarded_ipv6_address_may_have_a_port(text: str) -> None:
         ([*forwarded("198.51.100.1"), *standard("for=unknown")], PROXY),
     ],
 )
-def test_what_cannot_be_believed_is_the_last_proxys_own(headers: list[tuple[bytes, bytes]], whose: str) -> None:
+def test_client_of_invalid_header_is_last_proxy(headers: list[tuple[bytes, bytes]], whose: str) -> None:
     assert client_of(PROXY, headers, PROXIES) == v4(whose)
 
 
-def test_trust_is_by_network() -> None:
+def test_is_trusted_matches_networks() -> None:
     assert is_trusted("10.255.0.1", PROXIES)
     assert is_trusted("fd00::1", PROXIES)
     assert not is_trusted("11.0.0.1", PROXIES)

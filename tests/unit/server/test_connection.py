@@ -1,4 +1,4 @@
-"""What one connection accepts: upgrade requests, pipelines, numbers of headers, half-closed connections."""
+"""Connections: upgrade requests, pipelines, number of headers, half-closed connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deadline that is moved and taken away, over a loop whose time is told."""
+"""Deadlines that are moved and cleared, on an event loop with a fake clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timer:
 
 
 class Loop:
-    """Its time, and its timers."""
+    """An event loop with a fake clock and timers."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ class Loop:
         return self.timers[-1]
 
     def go_to(self, now: float) -> None:
-        """Let time pass, and what is due be called at its own time."""
+        """Advance the time and run due timers."""
         while due := [timer for timer in self.waiting if timer.at <= now]:
             first = min(due, key=lambda timer: timer.at)
             self.timers.remove(first)
@@ -63,7 +63,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_it_comes_once(scene: Scene) -> None:
+def test_deadline_expires_once(scene: Scene) -> None:
     scene.deadline.set(5)
     scene.loop.go_to(4.9)
     assert scene.deadline
@@ -73,7 +73,7 @@ def test_it_comes_once(scene: Scene) -> None:
     assert scene.late == [5]
 
 
-def test_moved_on_it_comes_at_its_last_time(scene: Scene) -> None:
+def test_deadline_moved_later_expires_at_last_time(scene: Scene) -> None:
     for start in range(100):
         scene.loop.go_to(start / 10)
         scene.deadline.set(scene.loop.now + 5)
@@ -83,14 +83,14 @@ def test_moved_on_it_comes_at_its_last_time(scene: Scene) -> None:
     assert scene.late == [9.9 + 5]
 
 
-def test_moved_nearer_it_comes_then(scene: Scene) -> None:
+def test_deadline_moved_earlier_expires_then(scene: Scene) -> None:
     scene.deadline.set(9)
     scene.deadline.set(3)
     scene.loop.go_to(99)
     assert scene.late == [3]
 
 
-def test_taken_away_it_does_not_come(scene: Scene) -> None:
+def test_deadline_cleared_does_not_expire(scene: Scene) -> None:
     scene.deadline.set(5)
     scene.deadline.clear()
     assert not scene.deadline
@@ -99,7 +99,7 @@ def test_taken_away_it_does_not_come(scene: Scene) -> None:
     assert scene.loop.waiting == []
 
 
-def test_taken_away_and_set_again_it_comes_at_its_new_time(scene: Scene) -> None:
+def test_deadline_cleared_and_set_expires_at_new_time(scene: Scene) -> None:
     scene.deadline.set(5)
     scene.deadline.clear()
     scene.loop.go_to(4)
@@ -108,7 +108,7 @@ def test_taken_away_and_set_again_it_comes_at_its_new_time(scene: Scene) -> None
     assert scene.late == [12]
 
 
-def test_set_again_by_who_is_late_it_comes_again(scene: Scene) -> None:
+def test_deadline_set_in_callback_expires_again(scene: Scene) -> None:
     def again() -> None:
         scene.late.append(scene.loop.now)
         if len(scene.late) < 3:
@@ -120,7 +120,7 @@ def test_set_again_by_who_is_late_it_comes_again(scene: Scene) -> None:
     assert scene.late == [5, 10, 15]
 
 
-def test_closed_it_leaves_no_timer(scene: Scene) -> None:
+def test_deadline_closed_leaves_no_timer(scene: Scene) -> None:
     scene.deadline.set(5)
     scene.deadline.close()
     assert not scene.deadline

@@ -1,4 +1,4 @@
-"""The stream of states over real sockets: whoever does not read is dropped, and nobody waits for it."""
+"""The status stream over real sockets: a client that does not read is dropped and delays no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 SECONDS = 0.4
 LARGE = b"x" * (1 << 18)
-"""A state that the buffers do not take whole."""
+"""A state larger than the buffers."""
 
 
 async def unasked() -> object:
@@ -29,7 +29,7 @@ async def unasked() -> object:
 
 @contextlib.asynccontextmanager
 async def serving(feed: Feed) -> AsyncIterator[int]:
-    """The events, of a server that drops who does not read for a moment; yields its port."""
+    """Serve events and drop clients that do not read for a short time; yields the port."""
     server = create_server(wrapped([events_route(feed, "token")]), ConnectionLimits(stalled_seconds=SECONDS))
     listener = bind_tcp("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -44,7 +44,7 @@ async def serving(feed: Feed) -> AsyncIterator[int]:
 
 
 async def listening(port: int) -> socket.socket:
-    """A connection that has asked for the events."""
+    """A connection that has requested the events."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -56,7 +56,7 @@ async def listening(port: int) -> socket.socket:
 
 
 async def heard(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
-    """Read until this has come, with a pause before each piece."""
+    """Read until this was received, with a pause before each read."""
     told = b""
     while text not in told:
         await asyncio.sleep(pause)
@@ -65,7 +65,7 @@ async def heard(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
         told = told[-100:] + got
 
 
-async def test_a_listener_that_does_not_read_is_dropped_and_the_others_are_not(
+async def test_events_client_that_does_not_read_is_dropped_alone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     feed = Feed(unasked, clock=FakeClock(), name="run")
@@ -86,7 +86,7 @@ async def test_a_listener_that_does_not_read_is_dropped_and_the_others_are_not(
     assert not any(capfd.readouterr()), "that one does not read is no error of ours"
 
 
-async def test_a_listener_that_reads_slowly_is_not_taken_for_deaf() -> None:
+async def test_events_slow_reader_is_not_dropped() -> None:
     feed = Feed(unasked, clock=FakeClock(), name="run")
     async with serving(feed) as port:
         with await listening(port) as slow:

@@ -1,4 +1,4 @@
-"""The lane past the layers: whatever is sent, nobody can tell from outside that it is there."""
+"""The fast path: for every request its behaviour equals that of the regular route."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ GOOD, BAD = post(body()), post(b"{")
 OTHER = post(body(submit_at=END - 5))
 TOKEN = "tøken of a closed set-up"
 PADDED = body()[:-1] + b" " * (20 << 10) + b"}"
-"""A good body that is read as a large one."""
+"""A valid body that is processed as a large one."""
 CHUNKED = "Transfer-Encoding: chunked"
 EXPECT = "Expect: 100-continue"
 
 
 def check_fails(error: Exception) -> Callable[[Wallets], None]:
-    """A house in which this comes of looking at a share."""
+    """Make validation return or raise this."""
 
     def change(wallets: Wallets) -> None:
         wallets.checks.error = error
@@ -38,7 +38,7 @@ def check_fails(error: Exception) -> Callable[[Wallets], None]:
 
 
 def store_fails(error: Exception) -> Callable[[Wallets], None]:
-    """A house in which this comes of keeping one."""
+    """Make the store return or raise this."""
 
     def change(wallets: Wallets) -> None:
         wallets.store.error = error
@@ -71,7 +71,7 @@ def closed_by_another_host(wallets: Wallets) -> None:
 
 
 def line(text: str, *headers: str) -> bytes:
-    """A good share, under another first line."""
+    """A valid share with another request line."""
     return post(body(), *headers, line=text)
 
 
@@ -182,13 +182,13 @@ STORIES = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS, *LIMITS]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
-async def test_with_the_lane_all_is_as_without(story: Story) -> None:
+async def test_fast_path_behaves_as_regular_route(story: Story) -> None:
     layers = await play(story, lane=False)
     assert layers.statuses == list(story.statuses), "the story is what it says"
     assert await play(story, lane=True) == layers
 
 
-async def test_what_came_of_a_post_is_counted_once() -> None:
+async def test_fast_path_counts_each_outcome_once() -> None:
     story = Story("of each kind", [GOOD, GOOD, BAD, head(line=f"GET {SHARES} HTTP/1.1")], [200, 200, 400, 405])
     counted = {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
     for lane in (False, True):

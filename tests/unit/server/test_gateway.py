@@ -1,4 +1,4 @@
-"""The chain under the helper's address: what is passed on and what not, to whom, and what of it."""
+"""Gateway: which requests and responses are forwarded, to which node, and what is removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKEN = {"tx_hash": "AB" * 32, "code": 0}
 
 
 class Door:
-    """A helper with its gateway in front of two nodes, first and second."""
+    """A helper with a gateway to two nodes, first and second."""
 
     def __init__(self, *, burst: int = 100, **limits: Any) -> None:
         self.clock = FakeClock()
@@ -45,21 +45,21 @@ class Door:
         self.wallets = Wallets(limits=self.limits, more=self.gateway.routes())
 
     def asked(self) -> list[list[str]]:
-        """What came to each node since it was last looked."""
+        """Requests to each node since the last call."""
         found = [list(node.asked) for node in (self.first, self.second)]
         for node in (self.first, self.second):
             node.asked.clear()
         return found
 
     def answering(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: Node) -> None:
-        """Have nodes (the first) answer a piece of a path so."""
+        """Set the response of nodes (default the first) to paths with this segment."""
         for node in nodes or (self.first,):
             node.faults[path] = make
 
 
 @contextlib.asynccontextmanager
 async def door(**settings: Any) -> AsyncIterator[tuple[Door, httpx.AsyncClient]]:
-    """A door with fresh nodes, and a client of it."""
+    """A gateway with fresh nodes, and a client."""
     made = Door(**settings)
     await made.endpoints.check()
     made.asked()
@@ -71,7 +71,7 @@ async def door(**settings: Any) -> AsyncIterator[tuple[Door, httpx.AsyncClient]]
             await made.endpoints.aclose()
 
 
-async def test_what_wallets_read_is_passed_on_as_it_is_and_as_it_comes() -> None:
+async def test_gateway_streams_responses_unchanged() -> None:
     async with door() as (made, client):
         rounds = await client.get(f"{API}/rounds")
         assert rounds.status_code == 200
@@ -92,7 +92,7 @@ async def test_what_wallets_read_is_passed_on_as_it_is_and_as_it_comes() -> None
 
 
 @pytest.mark.parametrize("path", READ)
-async def test_every_path_of_the_list_comes_through(path: str) -> None:
+async def test_gateway_forwards_every_listed_path(path: str) -> None:
     path = path.format(name="ab" * 32, height="84")
     async with door() as (made, client):
         made.answering(path, lambda _: answer(200, {"this": "one"}))
@@ -101,7 +101,7 @@ async def test_every_path_of_the_list_comes_through(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", SENT)
-async def test_votes_are_sent_with_their_body_and_nothing_else(path: str) -> None:
+async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
     seen: list[httpx.Request] = []
 
     def take(request: httpx.Request) -> httpx.Response:
@@ -138,7 +138,7 @@ async def test_votes_are_sent_with_their_body_and_nothing_else(path: str) -> Non
     assert not [value for value in request.headers.values() if "hush" in value or "203." in value]
 
 
-async def test_of_a_query_only_what_is_known_goes_on() -> None:
+async def test_gateway_forwards_only_listed_query_parameters() -> None:
     leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves"
     async with door() as (made, client):
         found = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
@@ -180,7 +180,7 @@ async def test_of_a_query_only_what_is_known_goes_on() -> None:
         ("PATCH", f"{API}/cast-vote", 405),
     ],
 )
-async def test_anything_else_is_refused_and_asks_no_node(method: str, path: str, status: int) -> None:
+async def test_gateway_unlisted_request_is_refused_without_node_request(method: str, path: str, status: int) -> None:
     async with door() as (made, client):
         refused = await client.request(method, path, content=b"{}" if method == "POST" else None)
         assert refused.status_code == status
@@ -189,7 +189,7 @@ async def test_anything_else_is_refused_and_asks_no_node(method: str, path: str,
         assert made.asked() == [[], []]
 
 
-async def test_the_helpers_own_routes_are_its_own() -> None:
+async def test_gateway_does_not_forward_helper_routes() -> None:
     async with door() as (made, client):
         assert (await client.get(STATUS)).json()["status"] == "ok"
         assert (await client.post(SHARES, json={})).status_code == 400
@@ -199,7 +199,7 @@ async def test_the_helpers_own_routes_are_its_own() -> None:
         assert made.asked() == [[], []]
 
 
-async def test_a_share_causes_no_request_of_the_gateway() -> None:
+async def test_gateway_posted_share_causes_no_node_request() -> None:
     async with door() as (made, client):
         for _ in range(3):
             await client.post(SHARES, json={})
@@ -207,7 +207,7 @@ async def test_a_share_causes_no_request_of_the_gateway() -> None:
         assert made.asked() == [[], []]
 
 
-async def test_a_node_that_is_not_fresh_is_not_asked_and_none_is_503() -> None:
+async def test_gateway_without_fresh_node_responds_503() -> None:
     async with door() as (made, client):
         made.first.syncing, made.first.height = True, made.first.height + 1
         await made.endpoints.check()
@@ -224,7 +224,7 @@ async def test_a_node_that_is_not_fresh_is_not_asked_and_none_is_503() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_a_read_goes_to_the_next_node_and_the_last_ones_answer_counts(status: int) -> None:
+async def test_gateway_failed_read_is_retried_on_next_node(status: int) -> None:
     async with door() as (made, client):
         made.answering("/rounds", lambda _: answer(status, {"error": "not now"}))
         assert (await client.get(f"{API}/rounds")).status_code == 200
@@ -234,7 +234,7 @@ async def test_a_read_goes_to_the_next_node_and_the_last_ones_answer_counts(stat
         assert (told.status_code, told.json()) == (status, {"error": "not now"})
 
 
-async def test_a_read_that_hangs_goes_to_the_next_node() -> None:
+async def test_gateway_hanging_read_is_retried_on_next_node() -> None:
     async with door() as (made, client):
         made.first.hangs = True
         assert (await client.get(f"{API}/rounds")).status_code == 200
@@ -246,7 +246,7 @@ async def test_a_read_that_hangs_goes_to_the_next_node() -> None:
         assert made.endpoints.reasons() == {"first:1317": None, "second:1317": None}
 
 
-async def test_a_vote_is_sent_to_the_next_node_only_if_nothing_was_sent() -> None:
+async def test_gateway_vote_is_retried_only_if_nothing_was_sent() -> None:
     def take(_: httpx.Request) -> httpx.Response:
         return answer(200, TAKEN)
 
@@ -270,7 +270,7 @@ def _elsewhere(_: httpx.Request) -> httpx.Response:
 
 
 @pytest.mark.parametrize("make", [_breaks, _elsewhere])
-async def test_a_vote_whose_answer_was_lost_is_not_sent_again(make: Callable[[httpx.Request], httpx.Response]) -> None:
+async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[httpx.Request], httpx.Response]) -> None:
     async with door() as (made, client):
         made.answering("/cast-vote", make)
         lost = await client.post(f"{API}/cast-vote", json=VOTE)
@@ -283,7 +283,7 @@ async def test_a_vote_whose_answer_was_lost_is_not_sent_again(make: Callable[[ht
 
 
 @pytest.mark.parametrize("status", [422, 429, 503])
-async def test_a_nodes_own_word_on_a_vote_is_passed_on(status: int) -> None:
+async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     async with door() as (made, client):
         told = {"code": 1, "log": "nullifier already spent"}
         made.answering("/cast-vote", lambda _: answer(status, told))
@@ -302,7 +302,7 @@ async def test_a_nodes_own_word_on_a_vote_is_passed_on(status: int) -> None:
     ],
     ids=["a redirect", "compressed", "a page", "no type"],
 )
-async def test_what_is_no_answer_of_a_chain_is_not_passed_on(made_answer: httpx.Response) -> None:
+async def test_gateway_invalid_node_response_is_502(made_answer: httpx.Response) -> None:
     async with door() as (made, client):
         made.answering("/rounds", lambda _: made_answer, made.first, made.second)
         refused = await client.get(f"{API}/rounds")
@@ -310,14 +310,14 @@ async def test_what_is_no_answer_of_a_chain_is_not_passed_on(made_answer: httpx.
         is_error(refused)
 
 
-async def test_a_refusal_without_json_keeps_its_status() -> None:
+async def test_gateway_error_without_json_keeps_status() -> None:
     async with door() as (_, client):
         told = await client.get(f"{API}/endorsed-rounds/zodl")
         assert told.status_code == 404
         is_error(told)
 
 
-async def test_headers_of_a_node_stay_with_it() -> None:
+async def test_gateway_does_not_forward_node_headers() -> None:
     def make(_: httpx.Request) -> httpx.Response:
         headers = {
             "Content-Type": "application/json; charset=utf-8",
@@ -347,7 +347,7 @@ async def test_headers_of_a_node_stay_with_it() -> None:
         }
 
 
-async def test_a_vote_that_is_too_large_reaches_no_node() -> None:
+async def test_gateway_too_large_vote_is_not_forwarded() -> None:
     async with door() as (made, client):
         refused = await client.post(f"{API}/cast-vote", content=b" " * ((1 << 20) + 1))
         assert refused.status_code == 413
@@ -355,14 +355,14 @@ async def test_a_vote_that_is_too_large_reaches_no_node() -> None:
         assert made.asked() == [[], []]
 
 
-async def test_an_answer_that_says_to_be_too_long_is_refused() -> None:
+async def test_gateway_response_with_large_content_length_is_refused() -> None:
     async with door() as (made, client):
         long = answer(200, {"leaves": "A" * (1 << 16)})
         made.answering("/rounds", lambda _: long, made.first, made.second)
         assert (await client.get(f"{API}/rounds")).status_code == 502
 
 
-async def test_refusals_cost_their_client_but_waiting_for_a_block_does_not() -> None:
+async def test_gateway_refusals_are_charged_except_polling_404() -> None:
     async with door(burst=3) as (made, client):
         for _ in range(10):
             assert (await client.get(f"{API}/tx/{'AB' * 32}")).status_code == 404
@@ -375,7 +375,7 @@ async def test_refusals_cost_their_client_but_waiting_for_a_block_does_not() -> 
         assert made.asked() == [[], []]
 
 
-async def test_there_is_room_for_so_many_at_once_and_for_so_many_of_one_client() -> None:
+async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
     async with door(at_once=3, at_once_each=2, whole_seconds=0.5) as (made, client):
         made.first.hangs = made.second.hangs = True
         async with anyio.create_task_group() as group:
@@ -399,7 +399,7 @@ async def _until(holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.005)
 
 
-def test_the_lists_have_nothing_twice_and_no_reveal() -> None:
+def test_gateway_lists_have_no_duplicates_and_no_reveal() -> None:
     assert len({*READ, *SENT}) == len(READ) + len(SENT)
     assert not [path for path in (*READ, *SENT) if "reveal" in path or "share" in path]
     assert client_of("127.0.0.1", (), ()) is not None

@@ -1,4 +1,4 @@
-"""`/livez` and `/readyz`, their text, and what is made of it again."""
+"""`/livez` and `/readyz`: responses, and parsing of their text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def get(checks: list[Check], path: str) -> httpx.Response:
     return answer
 
 
-async def test_alive_says_only_that() -> None:
+async def test_livez_responds_ok() -> None:
     answer = await get(ILL, "/livez")
     assert (answer.status_code, answer.text) == (200, "ok\n")
 
 
-async def test_ready_lists_its_checks_when_asked_or_when_one_fails() -> None:
+async def test_readyz_lists_checks_if_verbose_or_failed() -> None:
     assert (await get(WELL, "/readyz")).text == "ok\n"
     for path in ("/readyz?verbose", "/readyz?verbose=1"):
         answer = await get(WELL, path)
@@ -44,7 +44,7 @@ async def test_ready_lists_its_checks_when_asked_or_when_one_fails() -> None:
         ]
 
 
-def test_the_text_tells_the_checks_again() -> None:
+def test_readyz_text_round_trips_to_checks() -> None:
     assert from_text(to_text(ILL)) == ILL
     assert from_text("<html>\n[+]\n[?]x ok\n[-]x ok\n") == [Check("x", "not told")]
     assert passed(WELL)

@@ -1,4 +1,4 @@
-"""The servers' edges, with real sockets: slow and large heads, too many connections, whose control socket it is."""
+"""HTTP servers over real sockets: slow and large heads, connection limits, control socket."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENT_WITH_ROOM = ConnectionLimits(head_seconds=60)
 PATIENT = ConnectionLimits(head_seconds=60, head_bytes=4096, connections=3)
 
 
-async def test_an_answer_has_the_date() -> None:
+async def test_server_response_has_date() -> None:
     async with serving(PATIENT) as port:
         client = await Client.connect(port, ASK)
         head = await client.reader.readuntil(b"\r\n\r\n")
@@ -48,7 +48,7 @@ async def test_an_answer_has_the_date() -> None:
         client.writer.close()
 
 
-def test_the_date_is_that_of_the_second_in_which_it_is_asked_for() -> None:
+def test_server_date_is_current_second() -> None:
     clock = FakeClock(1795268520.0)
     state = DateHeaderState(clock)
     first = state.default_headers
@@ -59,19 +59,19 @@ def test_the_date_is_that_of_the_second_in_which_it_is_asked_for() -> None:
     assert state.default_headers == [(b"date", b"Sat, 21 Nov 2026 13:42:01 GMT")]
 
 
-async def test_a_connection_that_says_nothing_is_closed() -> None:
+async def test_connection_without_data_is_closed() -> None:
     async with serving(SOON) as port:
         assert await (await Client.connect(port)).rest() == b""
 
 
-async def test_half_a_head_is_cut_off() -> None:
+async def test_connection_partial_head_times_out() -> None:
     async with serving(SOON) as port:
         client = await Client.connect(port, ASK[:20])
         status, answer = error_of(await client.rest())
         assert (status, answer["status"]) == (408, "error")
 
 
-async def test_a_head_that_drips_is_cut_off() -> None:
+async def test_connection_slow_head_times_out() -> None:
     async with serving(SOON) as port:
         client = await Client.connect(port, b"GET /hello HTTP/1.1\r\n")
 
@@ -89,7 +89,7 @@ async def test_a_head_that_drips_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("more", [b"\r\n", b"G", ASK[:-2]])
-async def test_a_next_request_that_is_begun_must_go_on(more: bytes) -> None:
+async def test_connection_partial_second_request_times_out(more: bytes) -> None:
     async with serving(SOON) as port:
         client = await Client.connect(port)
         assert await client.ask() == b"hello"
@@ -97,7 +97,7 @@ async def test_a_next_request_that_is_begun_must_go_on(more: bytes) -> None:
         assert error_of(await client.rest())[0] == 408
 
 
-async def test_a_body_that_nobody_waits_for_does_not_hold_the_connection() -> None:
+async def test_connection_unread_body_times_out() -> None:
     async with serving(SOON) as port:
         client = await Client.connect(port)
         assert await client.ask(b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == b"hello"
@@ -105,7 +105,7 @@ async def test_a_body_that_nobody_waits_for_does_not_hold_the_connection() -> No
         assert await client.rest() == b""
 
 
-async def test_who_is_slow_with_head_and_body_is_cut_off_all_the_same() -> None:
+async def test_connection_slow_head_and_body_times_out() -> None:
     slow = ConnectionLimits(head_seconds=60, request_seconds=0.3)
     async with serving(slow) as port:
         client = await Client.connect(port, b"POST /echo HTTP/1.1\r\n")
@@ -115,7 +115,7 @@ async def test_who_is_slow_with_head_and_body_is_cut_off_all_the_same() -> None:
 
 
 class Known:
-    """Knows each client by its address."""
+    """Identifies each client by its address."""
 
     def __init__(self) -> None:
         self.paid: list[bytes] = []
@@ -131,7 +131,7 @@ class Known:
         self.refusals.append(status)
 
 
-async def test_one_client_cannot_take_all_connections() -> None:
+async def test_connections_of_one_client_are_limited() -> None:
     limits = ConnectionLimits(head_seconds=60, connections=5, connections_each=2)
     async with serving(limits, Known()) as port:
         mine = [await Client.connect(port) for _ in range(2)]
@@ -150,7 +150,7 @@ async def test_one_client_cannot_take_all_connections() -> None:
             client.writer.close()
 
 
-async def test_for_one_more_whoever_has_most_connections_loses_the_one_that_waited_longest() -> None:
+async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
     limits = ConnectionLimits(head_seconds=60, connections=4, connections_each=3)
     async with serving(limits, Known()) as port:
         at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
@@ -174,7 +174,7 @@ async def test_for_one_more_whoever_has_most_connections_loses_the_one_that_wait
             client.writer.close()
 
 
-async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
+async def test_connection_refused_before_request_is_charged_and_counted() -> None:
     known = Known()
     async with serving(SOON, known) as port:
         for begun in (b"GET /hel", b"no HTTP\r\n\r\n", ASK[:-2] + b"X: " + b"a" * 5000):
@@ -186,7 +186,7 @@ async def test_who_is_refused_before_there_is_a_request_is_told_of() -> None:
         assert known.refusals == [408, 400, 431, 503], "and each is counted"
 
 
-async def test_a_body_that_was_asked_about_and_refused_may_stay_away() -> None:
+async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
     async with serving(PATIENT) as port:
         client = await Client.connect(port)
         head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
@@ -194,7 +194,7 @@ async def test_a_body_that_was_asked_about_and_refused_may_stay_away() -> None:
         assert await client.rest() == b"", "the next request would be taken for the body"
 
 
-async def test_a_pipelined_request_is_not_cut_by_the_idle_time_of_one_before_it(
+async def test_connection_pipelined_request_outlives_earlier_idle_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # the first is answered before its end, which sets that time
@@ -209,7 +209,7 @@ async def test_a_pipelined_request_is_not_cut_by_the_idle_time_of_one_before_it(
         writer.close()
 
 
-async def test_a_connection_that_is_gone_is_gone_at_once() -> None:
+async def test_connection_closed_is_freed_immediately() -> None:
     def there() -> int:
         return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
 
@@ -229,7 +229,7 @@ async def test_a_connection_that_is_gone_is_gone_at_once() -> None:
             gc.enable()
 
 
-async def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
+async def test_connection_idle_outlives_head_timeout() -> None:
     async with serving(SOON) as port:
         idle = await Client.connect(port)
         assert await idle.ask() == b"hello"
@@ -253,7 +253,7 @@ async def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
     ],
 )
 @pytest.mark.parametrize("piece", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
-async def test_a_head_without_end_is_refused_at_the_limit(start: bytes, piece: bytes) -> None:
+async def test_connection_endless_head_is_refused_at_limit(start: bytes, piece: bytes) -> None:
     async with serving(PATIENT) as port:
         client = await Client.connect(port, start)
         sent = 0
@@ -266,7 +266,7 @@ async def test_a_head_without_end_is_refused_at_the_limit(start: bytes, piece: b
         await client.rest()
 
 
-async def test_a_large_head_in_one_piece_is_431_and_one_within_the_limit_is_not() -> None:
+async def test_connection_large_head_is_431_only_over_limit() -> None:
     async with serving(PATIENT) as port:
         large = await Client.connect(port, ASK[:-2] + b"X: " + b"a" * 5000 + b"\r\n\r\n")
         status, answer = error_of(await large.rest())
@@ -280,13 +280,13 @@ async def test_a_large_head_in_one_piece_is_431_and_one_within_the_limit_is_not(
         client.writer.close()
 
 
-async def test_what_is_not_http_is_400_in_the_shape_of_all_errors() -> None:
+async def test_connection_invalid_http_is_400_as_json() -> None:
     async with serving(PATIENT) as port:
         client = await Client.connect(port, b"\x16\x03\x01 hello\r\n\r\n")
         assert error_of(await client.rest())[0] == 400
 
 
-async def test_one_connection_too_many_is_told_so_and_the_others_go_on() -> None:
+async def test_connections_over_limit_are_refused_and_others_served() -> None:
     async with serving(PATIENT) as port:
         clients = [await Client.connect(port) for _ in range(3)]
         for client in clients:
@@ -308,7 +308,7 @@ async def test_one_connection_too_many_is_told_so_and_the_others_go_on() -> None
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_server_stop_answers_unfinished_requests_with_503_and_logs_no_error(
+def test_server_stop_answers_running_requests_with_503_without_error_log(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("helper.server.http_server.STOP_GRACE", 0.2)
@@ -344,7 +344,7 @@ def test_server_stop_answers_unfinished_requests_with_503_and_logs_no_error(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_connections_fit_into_the_open_files() -> None:
+def test_connection_limit_fits_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
@@ -360,7 +360,7 @@ def test_connections_fit_into_the_open_files() -> None:
 # The control socket
 
 
-def test_the_control_socket_is_its_owners_and_goes_with_it(tmp_path: Path) -> None:
+def test_unix_listener_socket_is_private_and_deleted(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     with unix_listener(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -369,7 +369,7 @@ def test_the_control_socket_is_its_owners_and_goes_with_it(tmp_path: Path) -> No
     assert not path.exists()
 
 
-def test_a_socket_that_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
+def test_unix_listener_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     with socket.socket(socket.AF_UNIX) as crashed:
         crashed.bind(str(path))
@@ -377,7 +377,7 @@ def test_a_socket_that_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
         probe.connect(str(path))
 
 
-def test_another_daemons_control_socket_is_left_to_it(tmp_path: Path) -> None:
+def test_unix_listener_socket_in_use_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     with unix_listener(path):
         with pytest.raises(HelperError, match="another process is listening") as caught, unix_listener(path):
@@ -387,7 +387,7 @@ def test_another_daemons_control_socket_is_left_to_it(tmp_path: Path) -> None:
             probe.connect(str(path))
 
 
-def test_only_ones_own_socket_file_is_taken_away(tmp_path: Path) -> None:
+def test_unix_listener_deletes_only_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     with unix_listener(path):
         path.rename(tmp_path / "moved")
@@ -395,7 +395,7 @@ def test_only_ones_own_socket_file_is_taken_away(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     path.write_text("mine")
     with pytest.raises(HelperError, match="cannot create the control socket"), unix_listener(path):

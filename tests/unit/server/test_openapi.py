@@ -1,4 +1,4 @@
-"""The API's description: it is of all routes, it is valid, and payloads and answers are as it says."""
+"""OpenAPI document: complete, valid, and consistent with payloads and responses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
 
 
 async def described(**settings: Any) -> dict[str, Any]:
-    """The document that an application tells."""
+    """The document that an application serves."""
     async with Wallets(**settings).client() as client:
         answer = await client.get("/openapi.json")
     assert answer.headers["content-type"] == "application/json"
@@ -54,13 +54,13 @@ def responses(told: dict[str, Any], path: str, method: str = "get") -> dict[str,
 
 
 def conforms(told: dict[str, Any], response: dict[str, Any], answer: Any) -> bool:
-    """Whether an answer is as one of the document's responses says."""
+    """Whether a response matches the document."""
     schema = response["content"]["application/json"]["schema"]
     return jsonschema_rs.is_valid({**schema, "components": told["components"]}, answer)
 
 
 @pytest.mark.parametrize("expose", [False, True])
-async def test_it_describes_every_route_and_no_other(expose: bool) -> None:
+async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
     async def anything(_request: Request) -> Response:
         return Response()
 
@@ -76,7 +76,7 @@ async def test_it_describes_every_route_and_no_other(expose: bool) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "of a closed set-up"])
-async def test_it_is_valid(token: str) -> None:
+async def test_openapi_document_is_valid(token: str) -> None:
     told = await described(api_token=token, expose_queue_status=True)
     assert told["openapi"].startswith("3.1")
     schemathesis.openapi.from_dict(told).validate()
@@ -92,7 +92,7 @@ def _schemas(node: Any) -> list[Any]:
     return own + [found for one in inner for found in _schemas(one)]
 
 
-async def test_what_is_read_is_what_it_says() -> None:
+async def test_openapi_payload_schema_matches_parser() -> None:
     share = (await described())["paths"][SHARES]["post"]["requestBody"]["content"]["application/json"]["schema"]
     for recorded in PAYLOADS:
         assert jsonschema_rs.is_valid(share, recorded)
@@ -113,7 +113,7 @@ async def test_what_is_read_is_what_it_says() -> None:
     assert set(share["required"]) == share["properties"].keys() - {"submit_at"}
 
 
-async def test_answers_are_what_it_says() -> None:
+async def test_openapi_responses_match_document() -> None:
     wallets = Wallets(expose_queue_status=True)
     path = SHARE_STATUS.format(round_id=ROUND_ID.hex(), nullifier=NULLIFIER.hex())
     async with wallets.client() as client:
@@ -131,7 +131,7 @@ async def test_answers_are_what_it_says() -> None:
     assert not conforms(told, responses(told, STATUS)["200"], {"status": "error", "error": "no"})
 
 
-async def test_a_token_is_asked_for_where_one_is_set() -> None:
+async def test_openapi_configured_tokens_are_described() -> None:
     guarded = await described(api_token="of a closed set-up")
     assert "401" in responses(guarded, SHARES, "post")
     assert "401" not in responses(guarded, STATUS)
@@ -142,7 +142,7 @@ async def test_a_token_is_asked_for_where_one_is_set() -> None:
     assert "of a closed set-up" not in json.dumps(guarded)
 
 
-def test_a_route_without_a_word_is_not_described() -> None:
+def test_openapi_route_without_operation_is_omitted() -> None:
     assert document([], tokens=())["paths"] == {}
 
 
@@ -150,7 +150,7 @@ def test_a_route_without_a_word_is_not_described() -> None:
 
 
 def whole(folder: Path, **changes: Any) -> Listeners:
-    """All doors of a helper, with every part of it switched on."""
+    """All listeners of a helper with every feature enabled."""
     values = {
         "helper": {"db_path": str(folder / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
         "operator": {"token": "of operators"},
@@ -174,7 +174,7 @@ async def told_by(doors: Listeners, path: str = "/openapi.json") -> httpx.Respon
         return await client.get(path)
 
 
-async def test_every_path_of_the_wallets_port_is_described(tmp_path: Path) -> None:
+async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
     doors = whole(tmp_path)
     told = (await told_by(doors)).json()
     schemathesis.openapi.from_dict(told).validate()
@@ -203,7 +203,7 @@ async def test_every_path_of_the_wallets_port_is_described(tmp_path: Path) -> No
 
 
 def _routes(doors: Listeners) -> Iterator[Route]:
-    """Every route behind the wallets' port, whatever it says of itself."""
+    """Every route of the wallets' port, described or not."""
     app: Any = doors._wallets
     while not isinstance(app, Starlette):
         app = app._app
@@ -220,7 +220,7 @@ def _routes(doors: Listeners) -> Iterator[Route]:
             yield route
 
 
-async def test_what_is_shut_is_not_described(tmp_path: Path) -> None:
+async def test_openapi_disabled_routes_are_omitted(tmp_path: Path) -> None:
     shut = (await told_by(whole(tmp_path, operator={"token": ""}, gateway={}, ui={}))).json()
     assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(shut["paths"])
     assert set(shut["components"]["securitySchemes"]) == {"helperToken"}
@@ -230,7 +230,7 @@ async def test_what_is_shut_is_not_described(tmp_path: Path) -> None:
     assert "of operators" not in json.dumps(open_)
 
 
-async def test_without_a_queue_the_rest_is_described(tmp_path: Path) -> None:
+async def test_openapi_without_queue_describes_other_routes(tmp_path: Path) -> None:
     clock = FakeClock()
     config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db"), "disable": True}})
     doors = Listeners(config, endpoints=NodePool([], clock=clock), clock=clock)
@@ -240,7 +240,7 @@ async def test_without_a_queue_the_rest_is_described(tmp_path: Path) -> None:
     assert (await told_by(doors, "/docs")).status_code == 200
 
 
-async def test_health_is_as_it_says(tmp_path: Path) -> None:
+async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
     doors = whole(tmp_path)
     told = (await told_by(doors)).json()
     answer = await told_by(doors, "/readyz?verbose")
@@ -253,7 +253,7 @@ async def test_health_is_as_it_says(tmp_path: Path) -> None:
 # For people
 
 
-async def test_the_page_is_of_the_same_document_without_a_script(tmp_path: Path) -> None:
+async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
     doors = whole(tmp_path)
     told = (await told_by(doors)).json()
     answer = await told_by(doors, "/docs")
@@ -278,7 +278,7 @@ async def test_the_page_is_of_the_same_document_without_a_script(tmp_path: Path)
     assert "@import" not in style.text
 
 
-def test_a_text_of_the_document_is_no_html() -> None:
+def test_docs_page_escapes_text() -> None:
     evil = "<script>alert(1)</script>"
     answer = {"description": evil, "content": {evil: {"schema": {"type": "string", "description": evil}}}}
     operation = {
@@ -296,7 +296,7 @@ def test_a_text_of_the_document_is_no_html() -> None:
 
 
 class Parsed(HTMLParser):
-    """What a page is made of."""
+    """The tags and text of a page."""
 
     def __init__(self) -> None:
         super().__init__()

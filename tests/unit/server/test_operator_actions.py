@@ -1,4 +1,4 @@
-"""Acts over the control socket: who asks is the kernel's word, and each refusal has a status of its own."""
+"""Operator actions over the control socket: the kernel identifies the user; refusals have distinct statuses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 @pytest.fixture
 async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """The operators' application of a real store behind a real socket."""
+    """The operators' application with a real store on a real socket."""
     states = [
         RoundState(ROUND_ID, 1, END, 50, 7, closed=False),
         RoundState(b"\x01" * 32, 9, END + 5, 51, 0, closed=True),
@@ -66,7 +66,7 @@ async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]
 
 
 def said(answer: httpx.Response) -> str:
-    """The text of a refusal; where the state of things is at fault, there is an advice too."""
+    """The text of a refusal; a refused action also has advice."""
     told = answer.json()
     assert told.keys() - {"advice"} == {"status", "error"}
     assert bool(told.get("advice")) is (answer.status_code in {404, 409, 422, 503})
@@ -79,7 +79,7 @@ async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
     return list(answer["actions"])
 
 
-async def test_a_retry_is_done_and_on_record_under_the_users_name(desk: Desk, daemon: httpx.AsyncClient) -> None:
+async def test_actions_retry_is_executed_and_logged_with_user(desk: Desk, daemon: httpx.AsyncClient) -> None:
     await failed(desk, 1, 2)
 
     rehearsed = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
@@ -94,7 +94,7 @@ async def test_a_retry_is_done_and_on_record_under_the_users_name(desk: Desk, da
     assert act == {**ME, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
 
 
-async def test_an_export_is_on_record_and_gives_up_what_is_marked(desk: Desk, daemon: httpx.AsyncClient) -> None:
+async def test_actions_export_is_logged_and_moves_marked_shares(desk: Desk, daemon: httpx.AsyncClient) -> None:
     await failed(desk, 1, 2)
     rows = await desk.store._reader.run("SELECT id, row_check FROM shares ORDER BY id")
     marks = b"".join(MARK.pack(*row) for row in rows)
@@ -109,7 +109,7 @@ async def test_an_export_is_on_record_and_gives_up_what_is_marked(desk: Desk, da
     assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
 
 
-async def test_an_import_comes_as_a_stream(desk: Desk, daemon: httpx.AsyncClient) -> None:
+async def test_actions_import_reads_stream(desk: Desk, daemon: httpx.AsyncClient) -> None:
     carried = [waiting(index) for index in range(3)]
     body = [write_head(Head(chain_id=None, made_at=5, shares=3)), *map(write_line, carried)]
 
@@ -132,7 +132,7 @@ async def test_an_import_comes_as_a_stream(desk: Desk, daemon: httpx.AsyncClient
     assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
 
 
-async def test_a_long_import_that_is_refused_at_once_is_told_why(desk: Desk, daemon: httpx.AsyncClient) -> None:
+async def test_actions_long_import_refused_early_gets_response(desk: Desk, daemon: httpx.AsyncClient) -> None:
     await desk.store.set_meta("chain_id", "chain-1")
     line = write_line(waiting(0))
 
@@ -147,7 +147,7 @@ async def test_a_long_import_that_is_refused_at_once_is_told_why(desk: Desk, dae
     assert await desk.store.counts() == {}
 
 
-async def test_a_purge_says_why_it_is_not_done(desk: Desk, daemon: httpx.AsyncClient) -> None:
+async def test_actions_refused_purge_returns_reason(desk: Desk, daemon: httpx.AsyncClient) -> None:
     await failed(desk, 1)
     path = f"/rounds/{ROUND_ID.hex()}/purge"
 
@@ -182,7 +182,7 @@ async def test_a_purge_says_why_it_is_not_done(desk: Desk, daemon: httpx.AsyncCl
         ("/queue/import", {}, 422, "cut off"),
     ],
 )
-async def test_what_can_not_be_meant_is_refused_and_nothing_is_on_record(
+async def test_actions_invalid_request_is_refused_and_not_logged(
     daemon: httpx.AsyncClient, path: str, body: Any, status: int, named: str
 ) -> None:
     answer = await daemon.post(path, json=body)
@@ -192,7 +192,7 @@ async def test_what_can_not_be_meant_is_refused_and_nothing_is_on_record(
         assert await audit(daemon) == []
 
 
-async def test_what_the_disk_does_not_take_is_said(
+async def test_actions_store_error_is_reported(
     desk: Desk, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(*_: object, **__: object) -> int:
@@ -206,7 +206,7 @@ async def test_what_the_disk_does_not_take_is_said(
     assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 1}}, "nothing is done that is not on record"
 
 
-async def test_a_request_beyond_all_measure_is_cut_off(daemon: httpx.AsyncClient) -> None:
+async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(MAX_BODY // (1 << 20) + 2):
             yield b" " * (1 << 20)
@@ -216,7 +216,7 @@ async def test_a_request_beyond_all_measure_is_cut_off(daemon: httpx.AsyncClient
         assert answer.status_code == 413
 
 
-async def test_rounds_are_told_with_what_they_hold(desk: Desk, daemon: httpx.AsyncClient) -> None:
+async def test_rounds_list_has_counts(desk: Desk, daemon: httpx.AsyncClient) -> None:
     one = posted(1, round_id=ROUND_ID)
     await desk.store.enqueue(one.share, one.nullifier, now=NOW)
 
@@ -239,15 +239,15 @@ async def test_rounds_are_told_with_what_they_hold(desk: Desk, daemon: httpx.Asy
 
 
 @pytest.mark.parametrize("limit", ["0", "x", "10001"])
-async def test_the_record_is_told_so_far(desk: Desk, daemon: httpx.AsyncClient, limit: str) -> None:
+async def test_actions_audit_log_respects_limit(desk: Desk, daemon: httpx.AsyncClient, limit: str) -> None:
     for _ in range(3):
         await daemon.post("/queue/export", json={"shares": 1})
     assert len((await daemon.get("/actions?limit=2")).json()["actions"]) == 2
     assert (await daemon.get(f"/actions?limit={limit}")).status_code == 400
 
 
-async def test_nobody_acts_over_tcp(desk: Desk) -> None:
-    """The routes are on the control socket alone; and a peer of another machine has no name."""
+async def test_actions_are_not_available_over_tcp(desk: Desk) -> None:
+    """The routes exist only on the control socket, and a TCP peer has no user."""
     app = wrapped([*operator_action_routes(desk.operations), Route("/ok", lambda _: JsonResponse({}))])
     listener = bind_tcp("127.0.0.1", 0)
     server = create_server(app)
@@ -259,6 +259,6 @@ async def test_nobody_acts_over_tcp(desk: Desk) -> None:
     assert (answer.status_code, said(answer)) == (403, "unknown user: operator actions require the control socket")
 
 
-def test_a_user_without_a_name_is_a_number() -> None:
+def test_user_name_of_unknown_uid_is_number() -> None:
     assert user_name(os.getuid()) == ME["who"]
     assert user_name(3_999_999_999) == "3999999999"

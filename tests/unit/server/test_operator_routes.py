@@ -1,4 +1,4 @@
-"""What operators get: lists, stories and counts, never a witness."""
+"""Operator queries: lists, details and counts, never a witness."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STORY = QueueStory(
 
 
 class FakeQueue(QueueReader):
-    """A queue with one share; remembers what was asked for."""
+    """A queue with one share; records its calls."""
 
     def __init__(self) -> None:
         self.asked: tuple[QueueFilter, int] | None = None
@@ -88,7 +88,7 @@ SPENT = b"\x07" * 32
 
 
 class Operators:
-    """The operators' application over that queue."""
+    """The operators' application with that queue."""
 
     def __init__(self) -> None:
         self.queue = FakeQueue()
@@ -105,7 +105,7 @@ def operators() -> Operators:
     return Operators()
 
 
-async def test_a_list_says_what_is_waiting(operators: Operators) -> None:
+async def test_queue_list_shows_waiting_shares(operators: Operators) -> None:
     answer = await operators.get("/queue")
     assert answer.json() == {
         "source": "daemon",
@@ -127,7 +127,7 @@ async def test_a_list_says_what_is_waiting(operators: Operators) -> None:
     assert operators.queue.asked == (QueueFilter(), views.LIST_LIMIT)
 
 
-async def test_a_list_can_be_narrowed(operators: Operators) -> None:
+async def test_queue_list_applies_filter(operators: Operators) -> None:
     await operators.get(f"/queue?round={ROUND_ID.hex()}&state=failed&due_before=1795268000&stage=proof&limit=5")
     wanted = QueueFilter(ROUND_ID, ShareState.FAILED, 1_795_268_000_000, "proof")
     assert operators.queue.asked == (wanted, 5)
@@ -148,14 +148,14 @@ async def test_a_list_can_be_narrowed(operators: Operators) -> None:
         ("limit=-1", "limit"),
     ],
 )
-async def test_a_question_that_is_none_is_400(operators: Operators, query: str, named: str) -> None:
+async def test_operator_invalid_parameter_is_400(operators: Operators, query: str, named: str) -> None:
     answer = await operators.get(f"/queue?{query}")
     assert answer.status_code == 400
     assert is_error(answer).startswith(named)
     assert operators.queue.asked is None
 
 
-async def test_a_story_has_times_attempts_and_the_transaction(operators: Operators) -> None:
+async def test_queue_show_has_times_attempts_and_transaction(operators: Operators) -> None:
     story = (await operators.get("/queue/012345")).json()
     assert story["received"] == END - 600
     assert story["attempts_by_stage"] == {"proof": 1}
@@ -174,26 +174,26 @@ async def test_a_story_has_times_attempts_and_the_transaction(operators: Operato
 
 
 @pytest.mark.rule("R3")
-async def test_a_story_tells_that_a_share_cannot_count() -> None:
+async def test_queue_show_reports_share_that_cannot_count() -> None:
     at_the_end = QueueStory(make_entry(submit_at=END), 0, END, (), {})
     assert views.story_json(at_the_end, source="file")["cannot_count"] is True
     assert views.story_json(at_the_end, source="file")["transaction"] is None
 
 
-async def test_no_answer_has_a_field_of_the_witness(operators: Operators) -> None:
+async def test_operator_responses_contain_no_witness(operators: Operators) -> None:
     told = "".join([(await operators.get(path)).text for path in ("/queue", "/queue/012345", "/stats")])
     for secret in ("shares_hash", "share_comms", "primary_blind", "c1", "c2", "nullifier", "message", "position"):
         assert f'"{secret}"' not in told
 
 
-async def test_an_unknown_share_is_404(operators: Operators) -> None:
+async def test_queue_show_unknown_share_is_404(operators: Operators) -> None:
     answer = await operators.get("/queue/ffffff")
     assert answer.status_code == 404
     assert is_error(answer) == "no share, or more than one, matches this reference"
     assert is_error(await operators.get("/nothing")) == "not found"
 
 
-async def test_stats_count_by_round_and_in_all(operators: Operators) -> None:
+async def test_stats_count_by_round_and_total(operators: Operators) -> None:
     stats = (await operators.get("/stats")).json()
     states = {"received": 0, "witnessed": 0}
     assert stats["total"] == {"total": 18, **states, "broadcast": 1, "submitted": 15, "failed": 2}
@@ -206,17 +206,17 @@ async def test_stats_count_by_round_and_in_all(operators: Operators) -> None:
     ]
 
 
-async def test_a_list_of_failed_shares_tells_their_kinds_too(operators: Operators) -> None:
+async def test_queue_list_of_failed_shares_has_failure_groups(operators: Operators) -> None:
     failed = (await operators.get("/queue?state=failed")).json()
     assert failed["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
     assert "failed" not in (await operators.get("/queue?state=received")).json()
 
 
-async def test_a_spent_nullifier_is_known_with_its_round(operators: Operators) -> None:
+async def test_spent_returns_round_of_nullifier(operators: Operators) -> None:
     assert (await operators.get(f"/spent/{SPENT.hex()}")).json() == {"source": "daemon", "rounds": [ROUND_ID.hex()]}
     assert (await operators.get(f"/spent/{'00' * 32}")).json()["rounds"] == []
     assert is_error(await operators.get("/spent/xyz")) == "nullifier must be 64 hex characters"
 
 
-async def test_the_wallets_part_is_not_served_here(operators: Operators) -> None:
+async def test_operator_app_does_not_serve_wallet_routes(operators: Operators) -> None:
     assert (await operators.get("/shielded-vote/v1/status")).status_code == 404

@@ -1,4 +1,4 @@
-"""The page is served from its directory, falls back to its index, and shadows nothing of the API."""
+"""Web page: files, index fallback, and no interference with the API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_files_are_served_and_assets_never_change(http: httpx.AsyncClient) -> None:
+async def test_page_serves_files_with_immutable_assets(http: httpx.AsyncClient) -> None:
     script = await http.get("/assets/app-1a2b.js")
     assert (script.text, script.headers["cache-control"]) == ("script", "public, max-age=31536000, immutable")
     assert "javascript" in script.headers["content-type"]
@@ -45,7 +45,7 @@ async def test_files_are_served_and_assets_never_change(http: httpx.AsyncClient)
 
 
 @pytest.mark.parametrize("path", ["/", "/join", "/rounds/7a86", "/nowhere.html", "/%2e%2e/secret.txt", "/way-out"])
-async def test_every_other_path_is_the_page(http: httpx.AsyncClient, path: str) -> None:
+async def test_page_serves_index_for_other_paths(http: httpx.AsyncClient, path: str) -> None:
     answer = await http.get(path)
     assert (answer.status_code, answer.text) == (200, "<!doctype html>the page")
     assert answer.headers["cache-control"] == "no-cache"
@@ -75,20 +75,20 @@ def connect_src(answer: httpx.Response) -> list[str]:
     return sources
 
 
-async def test_an_asset_that_is_gone_is_not_the_page(http: httpx.AsyncClient) -> None:
+async def test_page_missing_asset_is_404(http: httpx.AsyncClient) -> None:
     answer = await http.get("/assets/app-old.js")
     assert (answer.status_code, answer.json()["status"]) == (404, "error")
 
 
 @pytest.mark.parametrize("reserved", RESERVED)
-async def test_the_apis_own_paths_are_never_the_page(http: httpx.AsyncClient, reserved: str) -> None:
+async def test_page_does_not_serve_api_paths(http: httpx.AsyncClient, reserved: str) -> None:
     for path in (f"/{reserved}", f"/{reserved}/nothing"):
         answer = await http.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
     assert (await http.get("/shielded-vote/v1/status")).text == "the API's own"
 
 
-async def test_another_method_of_an_api_path_is_said_to_be_one(http: httpx.AsyncClient) -> None:
+async def test_page_wrong_method_of_api_path_is_405(http: httpx.AsyncClient) -> None:
     answer = await http.get("/shielded-vote/v1/shares")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
@@ -117,11 +117,11 @@ async def test_page_range_header_is_ignored(http: httpx.AsyncClient, path: str, 
     assert "content-range" not in answer.headers
 
 
-async def test_only_reading(http: httpx.AsyncClient) -> None:
+async def test_page_accepts_only_get(http: httpx.AsyncClient) -> None:
     assert (await http.post("/join")).status_code == 405
     assert (await http.head("/join")).status_code == 200
 
 
-def test_a_directory_without_a_page_is_told_at_start(tmp_path: Path) -> None:
+def test_page_without_index_raises_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"index\.html"):
         Page(tmp_path)

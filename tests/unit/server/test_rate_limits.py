@@ -1,4 +1,4 @@
-"""What a client may have refused: the bucket under a time of its own, and the layer around the application."""
+"""Rate limits: token buckets with a fake clock, and the middleware."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE, OTHER = b"one", b"other"
 HOME, FOREIGN, PROXY = "192.0.2.1", "203.0.113.9", "10.0.0.1"
 
 
-def test_a_bucket_lets_its_burst_through_and_then_waits_for_a_token() -> None:
+def test_token_buckets_empty_after_burst() -> None:
     buckets = TokenBuckets(burst=3, per_second=2)
     for _ in range(3):
         assert buckets.wait(ONE, 100.0) == 0
@@ -33,7 +33,7 @@ def test_a_bucket_lets_its_burst_through_and_then_waits_for_a_token() -> None:
     assert buckets.wait(OTHER, 100.0) == 0
 
 
-def test_tokens_come_back_up_to_the_burst_and_no_further() -> None:
+def test_token_buckets_refill_up_to_burst() -> None:
     buckets = TokenBuckets(burst=2, per_second=1)
     buckets.pay(ONE, 0.0)
     for _ in range(2):
@@ -42,7 +42,7 @@ def test_tokens_come_back_up_to_the_burst_and_no_further() -> None:
     assert buckets.wait(ONE, 1000.0) == pytest.approx(1.0)
 
 
-def test_what_was_under_way_at_once_is_owed() -> None:
+def test_token_buckets_concurrent_charges_are_owed() -> None:
     buckets = TokenBuckets(burst=2, per_second=1)
     for _ in range(5):
         buckets.pay(ONE, 0.0)
@@ -92,7 +92,7 @@ async def test_shares_of_two_addresses_are_two_clients_to_intake(monkeypatch: py
     st.floats(0.1, 1000),
     st.lists(st.floats(0, 30), max_size=200),
 )
-def test_in_no_span_more_passes_than_burst_and_refill(burst: int, per_second: float, pauses: list[float]) -> None:
+def test_token_buckets_never_exceed_burst_and_refill(burst: int, per_second: float, pauses: list[float]) -> None:
     buckets = TokenBuckets(burst, per_second)
     now, passed = 0.0, []
     for pause in pauses:
@@ -109,7 +109,7 @@ def test_in_no_span_more_passes_than_burst_and_refill(burst: int, per_second: fl
             assert last - first + 1 <= burst + (end - begin) * per_second + 1e-3
 
 
-def test_memory_is_bounded_and_full_buckets_go_first() -> None:
+def test_token_buckets_evict_full_buckets_first() -> None:
     buckets = TokenBuckets(burst=100, per_second=1, clients=10)
     for _ in range(50):
         buckets.pay(b"flooder", 0.0)
@@ -122,7 +122,7 @@ def test_memory_is_bounded_and_full_buckets_go_first() -> None:
     assert buckets.wait(b"flooder", 10.0) > 0
 
 
-def test_of_many_that_are_not_full_the_one_refused_longest_ago_is_forgotten() -> None:
+def test_token_buckets_evict_longest_uncharged_client() -> None:
     buckets = TokenBuckets(burst=1, per_second=0.001, clients=10)
     names = [b"%d" % number for number in range(11)]
     for name in names[:10]:
@@ -134,7 +134,7 @@ def test_of_many_that_are_not_full_the_one_refused_longest_ago_is_forgotten() ->
     assert forgotten == [names[1], names[2]]
 
 
-def test_a_flood_of_addresses_stays_within_the_bound() -> None:
+def test_token_buckets_number_is_limited() -> None:
     buckets = TokenBuckets(clients=100)
     for number in range(10_000):
         buckets.pay(number.to_bytes(4), number * 1e-6)
@@ -142,12 +142,12 @@ def test_a_flood_of_addresses_stays_within_the_bound() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 408, 413, 422, 431])
-def test_a_refusal_costs(status: int) -> None:
+def test_costs_client_error_is_charged(status: int) -> None:
     assert costs(status)
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 429, 500, 503])
-def test_all_else_costs_nothing(status: int) -> None:
+def test_costs_other_status_is_free(status: int) -> None:
     assert not costs(status)
 
 
@@ -179,7 +179,7 @@ async def empty(flood: Flood, peer: str, **request: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_empty_bucket_is_429_and_the_wait_is_true() -> None:
+async def test_rate_limit_empty_bucket_is_429_with_exact_wait() -> None:
     flood = Flood()
     await empty(flood, FOREIGN)
     flood.clock.time += 0.9
@@ -193,7 +193,7 @@ async def test_an_empty_bucket_is_429_and_the_wait_is_true() -> None:
 
 
 @pytest.mark.anyio
-async def test_who_was_admitted_is_served_though_others_spend_the_last_token_meanwhile() -> None:
+async def test_rate_limit_admitted_request_is_served_without_token() -> None:
     limits = RefusalLimiter(FakeClock(), burst=1)
     served: list[Scope] = []
 
@@ -214,7 +214,7 @@ async def test_who_was_admitted_is_served_though_others_spend_the_last_token_mea
 
 
 @pytest.mark.anyio
-async def test_with_an_empty_bucket_nothing_of_a_body_is_read() -> None:
+async def test_rate_limit_empty_bucket_reads_no_body() -> None:
     flood = Flood()
     await empty(flood, FOREIGN)
     read = []
@@ -229,7 +229,7 @@ async def test_with_an_empty_bucket_nothing_of_a_body_is_read() -> None:
 
 
 @pytest.mark.anyio
-async def test_good_answers_cost_nothing_and_neither_do_duplicates() -> None:
+async def test_rate_limit_accepted_and_duplicate_shares_are_free() -> None:
     flood = Flood()
     for _ in range(20):
         assert (await flood.ask(HOME, "POST", SHARES, content=body())).status_code == 200
@@ -238,7 +238,7 @@ async def test_good_answers_cost_nothing_and_neither_do_duplicates() -> None:
 
 
 @pytest.mark.anyio
-async def test_every_kind_of_refusal_costs() -> None:
+async def test_rate_limit_every_refusal_is_charged() -> None:
     flood = Flood(burst=4)
     answers = [
         await flood.ask(FOREIGN, "POST", SHARES, content=b"{"),
@@ -251,7 +251,7 @@ async def test_every_kind_of_refusal_costs() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_flood_hurts_nobody_else() -> None:
+async def test_rate_limit_flood_does_not_affect_other_clients() -> None:
     flood = Flood()
     await empty(flood, FOREIGN)
     assert (await flood.ask(FOREIGN)).status_code == 429
@@ -259,7 +259,7 @@ async def test_a_flood_hurts_nobody_else() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_forwarded_address_counts_only_from_a_trusted_proxy() -> None:
+async def test_rate_limit_trusts_forwarded_address_only_of_proxies() -> None:
     flood = Flood()
     for spoofed in range(3):
         await flood.ask(FOREIGN, headers={"X-Forwarded-For": f"198.51.100.{spoofed}"})
@@ -273,13 +273,13 @@ async def test_a_forwarded_address_counts_only_from_a_trusted_proxy() -> None:
 
 
 @pytest.mark.anyio
-async def test_over_a_unix_socket_nobody_has_limits() -> None:
+async def test_rate_limit_unix_socket_has_no_limits() -> None:
     flood = Flood()
     assert {(await flood.ask(None)).status_code for _ in range(10)} == {404}
 
 
 @pytest.mark.anyio
-async def test_a_connection_is_its_peers_and_a_proxys_is_nobodys() -> None:
+async def test_rate_limit_connection_of_proxy_has_no_client() -> None:
     flood = Flood()
     peer = flood.limits.who(FOREIGN)
     assert peer is not None

@@ -1,4 +1,4 @@
-"""Names of requests: in every answer, in the log only where they join nothing."""
+"""Request ids: in every response, and in the log only where they link nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROUTES = [
 
 
 async def ask(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
-    """An answer, and the lines that were written meanwhile."""
+    """A response, and the log lines written meanwhile."""
     transport = httpx.ASGITransport(wrapped(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
@@ -55,7 +55,7 @@ async def ask(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, ob
     return answer, [dict(entry) for entry in logs]
 
 
-async def test_every_answer_has_a_name_of_its_own() -> None:
+async def test_request_ids_are_unique() -> None:
     names = {(await ask("/fine"))[0].headers["x-request-id"] for _ in range(5)}
     assert len(names) == 5
     for path in ("/nowhere", "/broken", "/refused/400", "/shielded-vote/v1/broken"):
@@ -64,7 +64,7 @@ async def test_every_answer_has_a_name_of_its_own() -> None:
         assert len(answer.headers["x-request-id"]) == 16
 
 
-async def test_a_name_that_was_given_is_taken_where_no_share_arrives() -> None:
+async def test_request_ids_incoming_id_is_used_outside_wallet_paths() -> None:
     answer, _ = await ask("/fine", GIVEN)
     assert answer.headers["x-request-id"] == GIVEN
     answer, logs = await ask("/broken", GIVEN)
@@ -77,19 +77,19 @@ async def test_a_name_that_was_given_is_taken_where_no_share_arrives() -> None:
 
 
 @pytest.mark.parametrize("name", ["short", "a" * 65, "with space 123", "-begins-badly", "new\x0bline-123", ""])
-async def test_a_name_that_is_none_is_not_taken(name: str) -> None:
+async def test_request_ids_malformed_id_is_replaced(name: str) -> None:
     answer, _ = await ask("/fine", name)
     assert answer.headers["x-request-id"] != name
     assert len(answer.headers["x-request-id"]) == 16
 
 
-async def test_two_names_are_none() -> None:
+async def test_request_ids_two_incoming_ids_are_replaced() -> None:
     answer, _ = await ask("/fine", GIVEN, GIVEN)
     assert answer.headers["x-request-id"] != GIVEN
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 409, 413])
-async def test_a_refusal_that_is_final_is_a_line_at_debug(status: int) -> None:
+async def test_request_ids_final_refusal_is_logged_at_debug(status: int) -> None:
     answer, (line,) = await ask(f"/refused/{status}")
     assert (line["log_level"], line["event"], line["status"]) == ("debug", "request_refused", status)
     assert line["request_id"] == answer.headers["x-request-id"]
@@ -98,14 +98,14 @@ async def test_a_refusal_that_is_final_is_a_line_at_debug(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", sorted(LATER))
-async def test_of_a_share_that_comes_again_nothing_is_told(status: int) -> None:
+async def test_request_ids_retried_refusal_is_not_logged(status: int) -> None:
     for path in (f"/refused/{status}", f"/shielded-vote/v1/share/{status}"):
         answer, logs = await ask(path)
         assert answer.status_code == status
         assert logs == []
 
 
-async def test_of_a_share_that_is_taken_no_line_has_a_name() -> None:
+async def test_request_ids_accepted_share_is_not_logged() -> None:
     wallets = Wallets()
     with capture_logs() as logs:
         async with wallets.client() as client:
@@ -115,6 +115,6 @@ async def test_of_a_share_that_is_taken_no_line_has_a_name() -> None:
     assert [entry for entry in logs if "request_id" in entry] == []
 
 
-async def test_pages_may_read_it() -> None:
+async def test_request_ids_header_is_exposed_to_pages() -> None:
     answer, _ = await ask("/shielded-vote/v1/share/400")
     assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"

@@ -1,4 +1,4 @@
-"""Tokens are compared in constant time: by `hmac.compare_digest`, always, and by nothing beside it."""
+"""Tokens are compared only by `hmac.compare_digest`, in constant time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN = "a token of some length"
 
 
 class Comparison:
-    """Stands in for `hmac.compare_digest`: notes what it is given, and says what it is told to."""
+    """Replaces `hmac.compare_digest`: records its arguments and returns a fixed result."""
 
     def __init__(self, verdict: bool) -> None:
         self.verdict = verdict
@@ -35,7 +35,7 @@ GIVEN = [None, "", "a", TOKEN[:-1], TOKEN + "x", TOKEN, "x" * 10_000, "ÿ"]
 
 @pytest.mark.parametrize("verdict", [True, False])
 @pytest.mark.parametrize("given", GIVEN)
-async def test_every_guarded_route_asks_it_and_goes_by_it_alone(
+async def test_tokens_guarded_routes_use_compare_digest(
     monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
 ) -> None:
     comparison = Comparison(verdict)
@@ -60,7 +60,7 @@ async def test_every_guarded_route_asks_it_and_goes_by_it_alone(
 
 @pytest.mark.parametrize("verdict", [True, False])
 @pytest.mark.parametrize("given", GIVEN)
-def test_the_operators_token_is_compared_so_too(
+def test_tokens_operator_token_uses_compare_digest(
     monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
 ) -> None:
     comparison = Comparison(verdict)
@@ -71,6 +71,6 @@ def test_the_operators_token_is_compared_so_too(
     assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())]
 
 
-def test_only_the_whole_token_matches() -> None:
+def test_tokens_partial_token_does_not_match() -> None:
     assert middleware.token_matches(TOKEN, TOKEN)
     assert not any(middleware.token_matches(given, TOKEN) for given in GIVEN if given != TOKEN)

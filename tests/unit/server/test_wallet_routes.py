@@ -1,4 +1,4 @@
-"""The wallets' routes: answers, tokens, CORS, and everything that goes wrong in one shape."""
+"""Wallet routes: responses, tokens, CORS and JSON errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wallets() -> Wallets:
     return Wallets()
 
 
-async def test_a_share_is_queued_and_then_a_duplicate(wallets: Wallets) -> None:
+async def test_shares_first_post_is_queued_second_is_duplicate(wallets: Wallets) -> None:
     async with wallets.client() as client:
         first = await client.post(SHARES, content=body())
         again = await client.post(SHARES, content=body(submit_at=END - 5))
@@ -36,7 +36,7 @@ async def test_a_share_is_queued_and_then_a_duplicate(wallets: Wallets) -> None:
     assert [share.submit_at for share in wallets.store.kept] == [0]
 
 
-async def test_a_refusal_has_the_fields_name(wallets: Wallets) -> None:
+async def test_shares_refusal_names_field(wallets: Wallets) -> None:
     async with wallets.client() as client:
         late = await client.post(SHARES, content=body(submit_at=END + 1))
         wrong = await client.post(SHARES, content=body(proposal_id="1"))
@@ -49,7 +49,7 @@ async def test_a_refusal_has_the_fields_name(wallets: Wallets) -> None:
     assert wallets.store.kept == []
 
 
-async def test_a_full_disk_is_503(wallets: Wallets) -> None:
+async def test_shares_full_disk_is_503(wallets: Wallets) -> None:
     wallets.store.error = StoreFull("no space")
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=body())
@@ -57,7 +57,7 @@ async def test_a_full_disk_is_503(wallets: Wallets) -> None:
     is_error(answer)
 
 
-async def test_429_says_when_to_come_again(wallets: Wallets) -> None:
+async def test_shares_429_has_retry_after(wallets: Wallets) -> None:
     wallets.chain.leaves.clear()
     async with wallets.client() as client:
         answer = await client.post(SHARES, content=body())
@@ -67,7 +67,7 @@ async def test_429_says_when_to_come_again(wallets: Wallets) -> None:
 
 
 @pytest.mark.rule("R12")
-async def test_a_share_is_confirmed_once_its_nullifier_is_on_chain(wallets: Wallets) -> None:
+async def test_share_status_spent_nullifier_is_confirmed(wallets: Wallets) -> None:
     async with wallets.client() as client:
         before = await client.get(SHARE_STATUS)
         wallets.store.spent.add((ROUND_ID, NULLIFIER))
@@ -85,14 +85,14 @@ async def test_a_share_is_confirmed_once_its_nullifier_is_on_chain(wallets: Wall
         (ROUND_ID.hex(), "%FF" * 20, "nullifier"),
     ],
 )
-async def test_a_malformed_status_question_is_400(wallets: Wallets, round_id: str, nullifier: str, named: str) -> None:
+async def test_share_status_malformed_path_is_400(wallets: Wallets, round_id: str, nullifier: str, named: str) -> None:
     async with wallets.client() as client:
         answer = await client.get(f"/shielded-vote/v1/share-status/{round_id}/{nullifier}")
     assert answer.status_code == 400
     assert is_error(answer).startswith(f"{named}: ")
 
 
-async def test_the_status_tells_the_newest_active_rounds_tree(wallets: Wallets) -> None:
+async def test_status_shows_tree_of_newest_active_round(wallets: Wallets) -> None:
     older, newest_closed = b"\x01" * 32, b"\x02" * 32
     wallets.chain.rounds[older] = make_round(height=10, round_id=older)
     wallets.chain.rounds[newest_closed] = make_round(RoundStatus.FINALIZED, height=90, round_id=newest_closed)
@@ -105,14 +105,14 @@ async def test_the_status_tells_the_newest_active_rounds_tree(wallets: Wallets) 
     assert empty.json() == {"status": "ok", "tree": {"leaf_count": 0, "anchor_height": 0}}
 
 
-async def test_until_it_is_ready_the_status_is_503(wallets: Wallets) -> None:
+async def test_status_before_ready_is_503(wallets: Wallets) -> None:
     wallets.ready = False
     async with wallets.client() as client:
         answer = await client.get(STATUS)
     assert (answer.status_code, is_error(answer)) == (503, "starting")
 
 
-async def test_while_it_is_paused_the_status_is_503(wallets: Wallets) -> None:
+async def test_status_while_paused_is_503(wallets: Wallets) -> None:
     wallets.pause = "no node is in step"
     async with wallets.client() as client:
         answer = await client.get(STATUS)
@@ -120,7 +120,7 @@ async def test_while_it_is_paused_the_status_is_503(wallets: Wallets) -> None:
     assert "no node is in step" in is_error(answer)
 
 
-async def test_counts_are_only_told_when_that_is_set(wallets: Wallets) -> None:
+async def test_queue_status_is_served_only_if_enabled(wallets: Wallets) -> None:
     async with wallets.client() as client:
         hidden = await client.get(QUEUE_STATUS)
     exposed = Wallets(expose_queue_status=True)
@@ -133,7 +133,7 @@ async def test_counts_are_only_told_when_that_is_set(wallets: Wallets) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", "token", TOKEN[:-1], TOKEN + "x", "ÿ\x80"])
-async def test_without_the_token_nothing_is_read_or_told(given: str | None) -> None:
+async def test_routes_without_token_are_401_and_read_nothing(given: str | None) -> None:
     wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode()})
     async with wallets.client() as client:
@@ -149,7 +149,7 @@ async def test_without_the_token_nothing_is_read_or_told(given: str | None) -> N
     assert open_to_all.status_code == 200
 
 
-async def test_with_the_token_all_is_open() -> None:
+async def test_routes_with_token_are_served() -> None:
     wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({b"X-Helper-Token": TOKEN.encode()})
     async with wallets.client() as client:
@@ -159,7 +159,7 @@ async def test_with_the_token_all_is_open() -> None:
 
 
 @pytest.mark.parametrize("path", [SHARES, STATUS, SHARE_STATUS, QUEUE_STATUS])
-async def test_a_preflight_needs_no_token(path: str) -> None:
+async def test_preflight_needs_no_token(path: str) -> None:
     wallets = Wallets(api_token=TOKEN)
     asked = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
     async with wallets.client() as client:
@@ -171,7 +171,7 @@ async def test_a_preflight_needs_no_token(path: str) -> None:
     assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_every_answer_may_be_read_by_any_page(wallets: Wallets) -> None:
+async def test_responses_allow_all_origins(wallets: Wallets) -> None:
     async with wallets.client() as client:
         answers = [
             await client.post(SHARES, content=body()),
@@ -187,7 +187,7 @@ async def test_every_answer_may_be_read_by_any_page(wallets: Wallets) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/shielded-vote/v1/share", f"{SHARES}/", "/queue", "/%2e%2e/stats"])
-async def test_an_unknown_path_is_404_in_json(wallets: Wallets, path: str) -> None:
+async def test_unknown_path_is_404_in_json(wallets: Wallets, path: str) -> None:
     async with wallets.client() as client:
         answer = await client.get(path)
     assert answer.status_code == 404
@@ -195,14 +195,14 @@ async def test_an_unknown_path_is_404_in_json(wallets: Wallets, path: str) -> No
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", SHARES), ("DELETE", STATUS), ("PUT", SHARES), ("POST", STATUS)])
-async def test_a_wrong_method_is_405_in_json(wallets: Wallets, method: str, path: str) -> None:
+async def test_wrong_method_is_405_in_json(wallets: Wallets, method: str, path: str) -> None:
     async with wallets.client() as client:
         answer = await client.request(method, path)
     assert answer.status_code == 405
     is_error(answer)
 
 
-async def test_an_unexpected_error_is_500_without_details(
+async def test_unexpected_error_is_500_without_details(
     wallets: Wallets, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def broken(*_: object) -> bool:
@@ -217,9 +217,7 @@ async def test_an_unexpected_error_is_500_without_details(
     assert "request_failed" in capsys.readouterr().out
 
 
-async def test_a_refusal_of_intake_without_a_field_is_told_alone(
-    wallets: Wallets, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shares_refusal_without_field_is_plain_text(wallets: Wallets, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_share: object) -> None:
         raise ShareRefused(503, "shares cannot be accepted now: no fresh node")
 
@@ -231,8 +229,8 @@ async def test_a_refusal_of_intake_without_a_field_is_told_alone(
 
 
 @pytest.mark.parametrize("index", range(len(PAYLOADS)))
-async def test_hostile_fields_write_nothing(wallets: Wallets, index: int) -> None:
-    """Each recorded payload with each field broken in each way: 400 with the field's name, no row, no 500."""
+async def test_shares_hostile_fields_store_nothing(wallets: Wallets, index: int) -> None:
+    """Each recorded payload with each field invalid in each way: 400 with the field's name, no row, no 500."""
     breaks: list[Any] = [None, True, -1, 2**64, 1.5, "", "x" * 5000, [], {}, [[[[]]]], "NaN", [None] * 16]
     names = [name for name in PAYLOADS[index] if name != "all_enc_shares"]
     async with wallets.client() as client:
@@ -246,7 +244,7 @@ async def test_hostile_fields_write_nothing(wallets: Wallets, index: int) -> Non
     assert wallets.store.asked == []
 
 
-async def test_streams_of_the_same_client_do_not_disturb_each_other(wallets: Wallets) -> None:
+async def test_shares_concurrent_posts_of_client_are_independent(wallets: Wallets) -> None:
     answers: list[httpx.Response] = []
 
     async def post(client: httpx.AsyncClient, index: int) -> None:

@@ -1,4 +1,4 @@
-"""The wallets' application over stand-ins, and a client that speaks to it without a socket."""
+"""The wallets' application with fake dependencies, and a client without a socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUE_STATUS = "/shielded-vote/v1/queue-status"
 
 
 class Wallets:
-    """An application with everything around it."""
+    """An application with its dependencies."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -48,12 +48,12 @@ class Wallets:
         self.app = create_app(self.view, **settings)
 
     def client(self) -> httpx.AsyncClient:
-        """A client of this application."""
+        """Create a client of this application."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
 
 
 def is_error(response: httpx.Response) -> str:
-    """The text of an error in its documented shape, which it must have."""
+    """Return the text of an error; asserts the documented JSON shape."""
     assert response.headers["content-type"] == "application/json"
     answer = response.json()
     assert set(answer) == {"status", "error"}
