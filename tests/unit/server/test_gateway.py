@@ -28,7 +28,7 @@ VOTE = {"vote_commitment": "AAAA"}
 TAKEN = {"tx_hash": "AB" * 32, "code": 0}
 
 
-class Door:
+class GatewayHarness:
     """A helper with a gateway to two nodes, first and second."""
 
     def __init__(self, *, burst: int = 100, **limits: Any) -> None:
@@ -58,31 +58,31 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def door(**settings: Any) -> AsyncIterator[tuple[Door, httpx.AsyncClient]]:
+async def running_gateway(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, httpx.AsyncClient]]:
     """A gateway with fresh nodes, and a client."""
-    made = Door(**settings)
-    await made.endpoints.check()
-    made.asked()
-    async with made.wallets.client() as client:
+    harness = GatewayHarness(**settings)
+    await harness.endpoints.check()
+    harness.asked()
+    async with harness.wallets.client() as client:
         try:
-            yield made, client
+            yield harness, client
         finally:
-            await made.gateway.aclose()
-            await made.endpoints.aclose()
+            await harness.gateway.aclose()
+            await harness.endpoints.aclose()
 
 
 async def test_gateway_streams_responses_unchanged() -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         rounds = await client.get(f"{API}/rounds")
         assert rounds.status_code == 200
         assert rounds.json()["rounds"][0]["status"] == 1
         assert rounds.headers["content-type"] == "application/json"
         assert rounds.headers["cache-control"] == "no-store"
         assert rounds.headers["access-control-allow-origin"] == "*"
-        assert made.asked() == [[f"{API}/rounds"], []]
+        assert harness.asked() == [[f"{API}/rounds"], []]
 
         unknown = answer(500, recorded("unknown round")["response"])
-        made.answering("/round/", lambda _: unknown)
+        harness.answering("/round/", lambda _: unknown)
         told = await client.get(ROUND)
         assert (told.status_code, told.json()) == (500, recorded("unknown round")["response"])
 
@@ -94,10 +94,10 @@ async def test_gateway_streams_responses_unchanged() -> None:
 @pytest.mark.parametrize("path", READ)
 async def test_gateway_forwards_every_listed_path(path: str) -> None:
     path = path.format(name="ab" * 32, height="84")
-    async with door() as (made, client):
-        made.answering(path, lambda _: answer(200, {"this": "one"}))
+    async with running_gateway() as (harness, client):
+        harness.answering(path, lambda _: answer(200, {"this": "one"}))
         assert (await client.get(path)).json() == {"this": "one"}
-        assert made.asked() == [[path], []]
+        assert harness.asked() == [[path], []]
 
 
 @pytest.mark.parametrize("path", SENT)
@@ -108,8 +108,8 @@ async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
         seen.append(request)
         return answer(200, TAKEN)
 
-    async with door() as (made, client):
-        made.answering(path, take)
+    async with running_gateway() as (harness, client):
+        harness.answering(path, take)
         headers = {
             "Cookie": "who=me",
             "X-Forwarded-For": "203.0.113.9",
@@ -140,11 +140,11 @@ async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
 
 async def test_gateway_forwards_only_listed_query_parameters() -> None:
     leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves"
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         found = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
         assert found.status_code == 200
         assert found.json()["blocks"]
-        assert made.asked() == [[f"{leaves}?from_height=80&to_height=90"], []]
+        assert harness.asked() == [[f"{leaves}?from_height=80&to_height=90"], []]
 
 
 @pytest.mark.parametrize(
@@ -181,81 +181,81 @@ async def test_gateway_forwards_only_listed_query_parameters() -> None:
     ],
 )
 async def test_gateway_unlisted_request_is_refused_without_node_request(method: str, path: str, status: int) -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         refused = await client.request(method, path, content=b"{}" if method == "POST" else None)
         assert refused.status_code == status
         if method != "HEAD":
             is_error(refused)
-        assert made.asked() == [[], []]
+        assert harness.asked() == [[], []]
 
 
 async def test_gateway_does_not_forward_helper_routes() -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         assert (await client.get(STATUS)).json()["status"] == "ok"
         assert (await client.post(SHARES, json={})).status_code == 400
         assert (await client.get(f"{API}/share-status/{'00' * 32}/{'00' * 32}")).json() == {"status": "pending"}
         assert (await client.get(f"{API}/queue-status")).status_code == 404
         assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
-        assert made.asked() == [[], []]
+        assert harness.asked() == [[], []]
 
 
 async def test_gateway_posted_share_causes_no_node_request() -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         for _ in range(3):
             await client.post(SHARES, json={})
         await anyio.sleep(0)
-        assert made.asked() == [[], []]
+        assert harness.asked() == [[], []]
 
 
 async def test_gateway_without_fresh_node_responds_503() -> None:
-    async with door() as (made, client):
-        made.first.syncing, made.first.height = True, made.first.height + 1
-        await made.endpoints.check()
-        made.asked()
+    async with running_gateway() as (harness, client):
+        harness.first.syncing, harness.first.height = True, harness.first.height + 1
+        await harness.endpoints.check()
+        harness.asked()
         assert (await client.get(f"{API}/rounds")).status_code == 200
-        assert made.asked() == [[], [f"{API}/rounds"]]
-        made.second.chain_id = "another"
-        await made.endpoints.check()
-        made.asked()
+        assert harness.asked() == [[], [f"{API}/rounds"]]
+        harness.second.chain_id = "another"
+        await harness.endpoints.check()
+        harness.asked()
         for refused in (await client.get(f"{API}/rounds"), await client.post(f"{API}/cast-vote", json=VOTE)):
             assert refused.status_code == 503
             assert "no chain node is reachable" in is_error(refused)
-        assert made.asked() == [[], []]
+        assert harness.asked() == [[], []]
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_gateway_failed_read_is_retried_on_next_node(status: int) -> None:
-    async with door() as (made, client):
-        made.answering("/rounds", lambda _: answer(status, {"error": "not now"}))
+    async with running_gateway() as (harness, client):
+        harness.answering("/rounds", lambda _: answer(status, {"error": "not now"}))
         assert (await client.get(f"{API}/rounds")).status_code == 200
-        assert made.asked() == [[f"{API}/rounds"], [f"{API}/rounds"]]
-        made.answering("/rounds", lambda _: answer(status, {"error": "not now"}), made.second)
+        assert harness.asked() == [[f"{API}/rounds"], [f"{API}/rounds"]]
+        harness.answering("/rounds", lambda _: answer(status, {"error": "not now"}), harness.second)
         told = await client.get(f"{API}/rounds")
         assert (told.status_code, told.json()) == (status, {"error": "not now"})
 
 
 async def test_gateway_hanging_read_is_retried_on_next_node() -> None:
-    async with door() as (made, client):
-        made.first.hangs = True
+    async with running_gateway() as (harness, client):
+        harness.first.hangs = True
         assert (await client.get(f"{API}/rounds")).status_code == 200
-        made.second.hangs = True
+        harness.second.hangs = True
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 503
         assert "first" not in is_error(refused)
         # and the helper thinks of its nodes as before
-        assert made.endpoints.reasons() == {"first:1317": None, "second:1317": None}
+        assert harness.endpoints.reasons() == {"first:1317": None, "second:1317": None}
 
 
 async def test_gateway_vote_is_retried_only_if_nothing_was_sent() -> None:
     def take(_: httpx.Request) -> httpx.Response:
         return answer(200, TAKEN)
 
-    async with door() as (made, client):
-        made.answering("/cast-vote", take, made.second)
-        del made.network.nodes["first"]  # refuses the connection
+    async with running_gateway() as (harness, client):
+        harness.answering("/cast-vote", take, harness.second)
+        del harness.network.nodes["first"]  # refuses the connection
         assert (await client.post(f"{API}/cast-vote", json=VOTE)).json() == TAKEN
-        assert made.asked() == [[], [f"{API}/cast-vote"]]
-        del made.network.nodes["second"]
+        assert harness.asked() == [[], [f"{API}/cast-vote"]]
+        del harness.network.nodes["second"]
         refused = await client.post(f"{API}/cast-vote", json=VOTE)
         assert refused.status_code == 503
         assert "nothing was sent" in is_error(refused)
@@ -271,25 +271,25 @@ def _elsewhere(_: httpx.Request) -> httpx.Response:
 
 @pytest.mark.parametrize("make", [_breaks, _elsewhere])
 async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[httpx.Request], httpx.Response]) -> None:
-    async with door() as (made, client):
-        made.answering("/cast-vote", make)
+    async with running_gateway() as (harness, client):
+        harness.answering("/cast-vote", make)
         lost = await client.post(f"{API}/cast-vote", json=VOTE)
         assert lost.status_code == 502
         assert "check for the transaction" in is_error(lost)
-        made.first.faults.clear()
-        made.first.hangs = True
+        harness.first.faults.clear()
+        harness.first.hangs = True
         assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 502
-        assert made.asked() == [[f"{API}/cast-vote"] * 2, []]
+        assert harness.asked() == [[f"{API}/cast-vote"] * 2, []]
 
 
 @pytest.mark.parametrize("status", [422, 429, 503])
 async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         told = {"code": 1, "log": "nullifier already spent"}
-        made.answering("/cast-vote", lambda _: answer(status, told))
+        harness.answering("/cast-vote", lambda _: answer(status, told))
         refused = await client.post(f"{API}/cast-vote", json=VOTE)
         assert (refused.status_code, refused.json()) == (status, told)
-        assert made.asked() == [[f"{API}/cast-vote"], []]
+        assert harness.asked() == [[f"{API}/cast-vote"], []]
 
 
 @pytest.mark.parametrize(
@@ -303,15 +303,15 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     ids=["a redirect", "compressed", "a page", "no type"],
 )
 async def test_gateway_invalid_node_response_is_502(made_answer: httpx.Response) -> None:
-    async with door() as (made, client):
-        made.answering("/rounds", lambda _: made_answer, made.first, made.second)
+    async with running_gateway() as (harness, client):
+        harness.answering("/rounds", lambda _: made_answer, harness.first, harness.second)
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 502
         is_error(refused)
 
 
 async def test_gateway_error_without_json_keeps_status() -> None:
-    async with door() as (_, client):
+    async with running_gateway() as (_, client):
         told = await client.get(f"{API}/endorsed-rounds/zodl")
         assert told.status_code == 404
         is_error(told)
@@ -332,8 +332,8 @@ async def test_gateway_does_not_forward_node_headers() -> None:
         }
         return httpx.Response(503, content=b"{}", headers=headers)
 
-    async with door() as (made, client):
-        made.answering("/rounds", make, made.first, made.second)
+    async with running_gateway() as (harness, client):
+        harness.answering("/rounds", make, harness.first, harness.second)
         found = await client.get(f"{API}/rounds")
         assert len(found.headers.pop("x-request-id")) == 16
         assert dict(found.headers) == {
@@ -348,49 +348,49 @@ async def test_gateway_does_not_forward_node_headers() -> None:
 
 
 async def test_gateway_too_large_vote_is_not_forwarded() -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         refused = await client.post(f"{API}/cast-vote", content=b" " * ((1 << 20) + 1))
         assert refused.status_code == 413
         is_error(refused)
-        assert made.asked() == [[], []]
+        assert harness.asked() == [[], []]
 
 
 async def test_gateway_response_with_large_content_length_is_refused() -> None:
-    async with door() as (made, client):
+    async with running_gateway() as (harness, client):
         long = answer(200, {"leaves": "A" * (1 << 16)})
-        made.answering("/rounds", lambda _: long, made.first, made.second)
+        harness.answering("/rounds", lambda _: long, harness.first, harness.second)
         assert (await client.get(f"{API}/rounds")).status_code == 502
 
 
 async def test_gateway_refusals_are_charged_except_polling_404() -> None:
-    async with door(burst=3) as (made, client):
+    async with running_gateway(burst=3) as (harness, client):
         for _ in range(10):
             assert (await client.get(f"{API}/tx/{'AB' * 32}")).status_code == 404
-        made.answering("/cast-vote", lambda _: answer(422, {"code": 1, "log": "no"}))
+        harness.answering("/cast-vote", lambda _: answer(422, {"code": 1, "log": "no"}))
         assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 422
         assert (await client.get(f"{API}/round/%2e%2e")).status_code == 404
         assert (await client.put(f"{API}/rounds")).status_code == 405
-        made.asked()
+        harness.asked()
         assert (await client.get(f"{API}/rounds")).status_code == 429
-        assert made.asked() == [[], []]
+        assert harness.asked() == [[], []]
 
 
 async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
-    async with door(at_once=3, at_once_each=2, whole_seconds=0.5) as (made, client):
-        made.first.hangs = made.second.hangs = True
+    async with running_gateway(at_once=3, at_once_each=2, whole_seconds=0.5) as (harness, client):
+        harness.first.hangs = harness.second.hangs = True
         async with anyio.create_task_group() as group:
             for _ in range(2):
                 group.start_soon(client.get, f"{API}/rounds")
-            await _until(lambda: made.gateway.under_way == 2)
+            await _until(lambda: harness.gateway.under_way == 2)
             refused = await client.get(f"{API}/rounds")
             assert refused.status_code == 429
             assert refused.headers["retry-after"]
-            other = httpx.ASGITransport(app=made.wallets.app, client=("203.0.113.9", 1))
+            other = httpx.ASGITransport(app=harness.wallets.app, client=("203.0.113.9", 1))
             async with httpx.AsyncClient(transport=other, base_url="http://helper") as another:
                 group.start_soon(another.get, f"{API}/rounds")
-                await _until(lambda: made.gateway.under_way == 3)
+                await _until(lambda: harness.gateway.under_way == 3)
                 assert (await another.get(f"{API}/rounds")).status_code == 503
-        assert made.gateway.under_way == 0
+        assert harness.gateway.under_way == 0
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -65,7 +65,7 @@ async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]
         await task
 
 
-def said(answer: httpx.Response) -> str:
+def error_text(answer: httpx.Response) -> str:
     """The text of a refusal; a refused action also has advice."""
     told = answer.json()
     assert told.keys() - {"advice"} == {"status", "error"}
@@ -105,7 +105,7 @@ async def test_actions_export_is_logged_and_moves_marked_shares(desk: Desk, daem
 
     assert copied.json() == {"source": "daemon", "dry_run": False, "copied": 2}
     assert moved.json() == {"source": "daemon", "dry_run": False, "moved": 2, "stayed": 0}
-    assert (broken.status_code, said(broken)) == (400, "marks: must be a multiple of 16 bytes")
+    assert (broken.status_code, error_text(broken)) == (400, "marks: must be a multiple of 16 bytes")
     assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
 
 
@@ -127,7 +127,7 @@ async def test_actions_import_reads_stream(desk: Desk, daemon: httpx.AsyncClient
     assert rehearsed.json() == {**nothing, "taken": 3, "dry_run": True}
     assert done.json() == {**nothing, "taken": 3, "dry_run": False}
     assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 3}}
-    assert (cut_off.status_code, said(cut_off)) == (422, "the export is cut off: 2 of 3 shares came")
+    assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is cut off: 2 of 3 shares came")
     assert cut_off.json()["advice"]
     assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
 
@@ -143,7 +143,7 @@ async def test_actions_long_import_refused_early_gets_response(desk: Desk, daemo
 
     answer = await daemon.post("/queue/import", content=stream())
     assert answer.status_code == 409
-    assert "chain-2" in said(answer)
+    assert "chain-2" in error_text(answer)
     assert await desk.store.counts() == {}
 
 
@@ -153,7 +153,7 @@ async def test_actions_refused_purge_returns_reason(desk: Desk, daemon: httpx.As
 
     refused = await daemon.post(path, json={})
     assert refused.status_code == 409
-    assert "chain's own word" in said(refused)
+    assert "chain's own word" in error_text(refused)
     assert "block past its end" in refused.json()["advice"]
     assert (await daemon.post(f"/rounds/{'00' * 32}/purge", json={})).status_code == 404
     assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
@@ -187,7 +187,7 @@ async def test_actions_invalid_request_is_refused_and_not_logged(
 ) -> None:
     answer = await daemon.post(path, json=body)
     assert answer.status_code == status
-    assert named in said(answer)
+    assert named in error_text(answer)
     if path != "/queue/import":  # which ends early, on record
         assert await audit(daemon) == []
 
@@ -201,7 +201,7 @@ async def test_actions_store_error_is_reported(
     monkeypatch.setattr(SqliteStore, "begin_action", full)
     await failed(desk, 1)
     answer = await daemon.post("/queue/retry", json={})
-    assert (answer.status_code, said(answer)) == (503, "nothing was written: database or disk is full")
+    assert (answer.status_code, error_text(answer)) == (503, "nothing was written: database or disk is full")
     assert "Free space" in answer.json()["advice"]
     assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 1}}, "nothing is done that is not on record"
 
@@ -256,7 +256,10 @@ async def test_actions_are_not_available_over_tcp(desk: Desk) -> None:
         answer = await client.post("/queue/retry", json={})
     server.should_exit = True
     await task
-    assert (answer.status_code, said(answer)) == (403, "unknown user: operator actions require the control socket")
+    assert (answer.status_code, error_text(answer)) == (
+        403,
+        "unknown user: operator actions require the control socket",
+    )
 
 
 def test_user_name_of_unknown_uid_is_number() -> None:
