@@ -269,7 +269,7 @@ def test_it_is_looked_for_again_and_again(tmp_path: Path, monkeypatch: pytest.Mo
     slept: list[float] = []
     sleeping(monkeypatch, slept.append)
     stream = follow(tmp_path / "none.sock")
-    gone = StreamLost(f"nobody answers on {tmp_path}/none.sock")
+    gone = StreamLost(f"no daemon is listening on {tmp_path}/none.sock")
     assert list(itertools.islice(stream, 3)) == [gone] * 3
     assert len(slept) == 2
 
