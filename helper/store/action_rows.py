@@ -1,6 +1,6 @@
-"""The rows that operators' acts are about: who did what, what had failed, and shares on their way to another machine.
+"""Row types of operator actions: the audit log, failure counts, and exported and imported shares.
 
-Plain data, as in `rows.py`; nothing here shows a witness field in its repr.
+Plain data, as in `rows.py`; no repr shows a witness field.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from helper.core.share import Share, ShareState
 from helper.store.rows import HistoryEntry, PreparedReveal
 
 MOVED: Final = "moved"
-"""The stage of a share that an export handed over to another machine: failed here, for as long as nobody retries it."""
+"""The stage of a share that an export moved to another machine. It is failed here until an operator retries it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who has something done.
+    """The user who performs an operator action.
 
     Attributes:
-        uid: the user's number, as the kernel tells it.
-        name: the user's name, or the number where it has none.
+        uid: the user id reported by the kernel.
+        name: the user name, or the user id if it has none.
         way: "socket" through the running daemon, "file" on the database while none runs.
     """
 
@@ -33,16 +33,16 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that an operator had done, as it is remembered.
+    """An entry of the audit log.
 
     Attributes:
-        id: counts up.
-        actor: who.
-        begun_ms: unix milliseconds at which it began.
+        id: ascending.
+        actor: the user.
+        begun_ms: unix milliseconds at which it started.
         what: "retry", "export", "move", "import" or "purge".
-        wanted: what was asked for, plain JSON values; never a share's name.
-        ended_ms: unix milliseconds at which it ended, None when it was cut off or is under way.
-        outcome: what came of it, plain JSON values; None with `ended_ms`.
+        wanted: the parameters, plain JSON values; never a share's reference.
+        ended_ms: unix milliseconds at which it ended, None if it was interrupted or is running.
+        outcome: the result, plain JSON values; None with `ended_ms`.
     """
 
     id: int
@@ -56,13 +56,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class PurgedFailures:
-    """Shares that had failed for good when their round was purged, with nothing that could name one.
+    """Number of failed shares in purged rounds, by day, stage and reason. Identifies no share.
 
     Attributes:
         day: days since 1970 (UTC) of the purge.
-        stage: where they failed.
-        reason: why.
-        count: how many.
+        stage: the stage in which they failed.
+        reason: why they failed.
+        count: number of shares.
     """
 
     day: int
@@ -73,15 +73,15 @@ class PurgedFailures:
 
 @dataclass(frozen=True, slots=True)
 class ExportedReveal:
-    """The message of a share that may have been sent, as an export carries it.
+    """The exported message of a share that may have been sent.
 
     Attributes:
-        prepared: the bytes, and what they were made against.
-        sends: how often sending was begun.
-        first_sent_height: chain height at the first send, None when it was never begun.
+        prepared: the message, its anchor and its circuit.
+        sends: number of sends that were started.
+        first_sent_height: chain height at the first send, None before it.
         last_sent_height: chain height at the latest send.
         last_endpoint: name of the endpoint of the latest send.
-        last_outcome: what the latest send came to.
+        last_outcome: result of the latest send.
     """
 
     prepared: PreparedReveal
@@ -94,20 +94,20 @@ class ExportedReveal:
 
 @dataclass(frozen=True, slots=True)
 class ExportedShare:
-    """A live share with all that another machine needs to go on with it.
+    """A live share with everything that another machine needs to continue it.
 
     Attributes:
-        share: what the wallet posted.
+        share: as the wallet posted it.
         received_ms: unix milliseconds of its arrival.
-        state: where it stands; never SUBMITTED.
-        due_ms: unix milliseconds at which it is worked on next.
-        attempts: failures counted so far.
-        crashes: prover workers that died over it so far.
+        state: its state; never SUBMITTED.
+        due_ms: unix milliseconds at which it is processed next.
+        attempts: attempts spent so far.
+        crashes: prover workers that died on it so far.
         proved_height: chain height at its last proof, None before the first.
-        stage: where its latest note comes from.
-        note: the latest note.
-        history: what happened to it, oldest first.
-        reveal: its message, where it may have been sent.
+        stage: stage of its last event.
+        note: text of its last event.
+        history: its events, oldest first.
+        reveal: its message, if it may have been sent.
     """
 
     share: Share
@@ -124,36 +124,36 @@ class ExportedShare:
 
 
 class ImportResult(StrEnum):
-    """What an import did with one share: took it over (the first two), or left it, and why."""
+    """Result of importing a share: TAKEN and REVIVED mean imported, the others say why it was skipped."""
 
     TAKEN = "taken"
-    """It was not known here."""
+    """It was not known here, and is now in the queue."""
     REVIVED = "revived"
-    """It had been handed over from here (`MOVED`) and waits here again."""
+    """An export had moved it from this queue (`MOVED`); it is waiting here again."""
     CONFIRMED = "confirmed"
-    """The chain has counted it."""
+    """The chain has confirmed it."""
     QUEUED = "queued"
-    """It waits here already, or is being proven or sent."""
+    """It is already waiting, being proven or being sent here."""
     FAILED = "failed"
-    """It failed here, and was not handed over."""
+    """It failed here, and was not moved by an export."""
     DAMAGED = "damaged"
     """Its row here is damaged."""
     CLOSED = "closed"
     """The chain has closed its round."""
     UNKNOWN = "unknown"
-    """The chain has not told this queue of its round."""
+    """Its round is not known to this queue."""
     INVALID = "invalid"
-    """No wallet could have posted it."""
+    """It fails the validation of posted shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedShare:
-    """What an import did with one share.
+    """Result of importing one share.
 
     Attributes:
-        result: what.
-        ref: the share's name in this queue, None where it cannot have one (`UNKNOWN`, `INVALID`).
-        round_id: its round, None where the line could not be read.
+        result: the result.
+        ref: the share's reference in this queue, None if it has none (`UNKNOWN`, `INVALID`).
+        round_id: its round, None if the line could not be parsed.
     """
 
     result: ImportResult
@@ -162,7 +162,7 @@ class ImportedShare:
 
 
 Checked = tuple[ExportedShare, bytes]
-"""An imported share, and its nullifier (32 bytes) as computed here."""
+"""An imported share, and its nullifier (32 bytes) as computed by this helper."""
 
 RowMark = tuple[int, bytes]
-"""A live row as it was when it was read: its number and its check."""
+"""Identifies a version of a live row: its id and its row check."""

@@ -1,4 +1,4 @@
-"""Whether the database can be written: the disk takes commits, and the files are at their path."""
+"""Detects whether the database can be written: commits succeed, and the files are at their path."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from helper.store.sqlite.errors import is_environment, is_full, translate
 log = structlog.get_logger("helper.store")
 
 PROBE_EVERY: Final = 0.5
-"""Seconds between two tries of a disk that did not take the last commit."""
+"""Seconds between two probes of a disk on which the last commit failed."""
 LOCATION_EVERY: Final = 5.0
 """Seconds after which an idle writer checks again that the database is at its path; a busy one does at each commit."""
 ROOM: Final = 2**20
-"""Bytes that must be free before a disk that was full counts as well: a small commit may fit where shares do not."""
+"""Bytes that must be free before a full disk is considered healthy: a small commit may fit where shares do not."""
 
 
 class DiskHealth:
-    """Why the database cannot be written, as the writing thread found; read from any thread.
+    """Why the database cannot be written, updated by the writer thread and read from any thread.
 
     Args:
         path: the database file.
         clock: only its monotonic time is used.
 
     Attributes:
-        reason: why the disk did not take the last commit, None while it does.
-        displaced: which file is not at its path, None while both are.
+        reason: why the last commit failed, None if it succeeded.
+        displaced: which file is not at its path, None if both are.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -45,7 +45,7 @@ class DiskHealth:
         self.displaced: str | None = None
 
     def note_location(self, displaced: str | None) -> None:
-        """Note which of the files is not at its path, None if both are."""
+        """Record which of the files is not at its path, None if both are."""
         if displaced == self.displaced:
             return
         self.displaced = displaced
@@ -55,37 +55,37 @@ class DiskHealth:
             log.error("database_displaced", reason=displaced, path=str(self._path), advice=StoreDisplaced.advice)
 
     def note(self, error: Exception) -> None:
-        """A commit failed; it is trouble when the disk is at fault."""
+        """Record a failed commit, if the disk caused it."""
         if not is_environment(error):
             return
         if self.reason is None:
-            log.error("the database can not be written", error=str(error), advice=StoreError.advice)
+            log.error("database_write_failed", error=str(error), advice=StoreError.advice)
         self.reason = str(translate(error))
         self._full = is_full(error)
         self._probe_at = self._clock.monotonic() + PROBE_EVERY
 
     def written(self) -> None:
-        """A probe went well. Other commits say nothing: what they change may be nothing, and then nothing is synced."""
+        """Record a successful probe. Other commits prove nothing: one without changes is not synced."""
         if self.reason is None:
             return
         if self._full and not self._has_room():
             self._probe_at = self._clock.monotonic() + PROBE_EVERY
             return
         self.reason = None
-        log.info("the database can be written again")
+        log.info("database_write_recovered")
 
     def patience(self, patience: float | None) -> float | None:
-        """Seconds that the writer may wait for work; `patience` is what others allow, None for ever."""
+        """Seconds the writer may wait for work, at most `patience` (None: no limit)."""
         longest = LOCATION_EVERY if self.reason is None and self.displaced is None else PROBE_EVERY
         return longest if patience is None else min(patience, longest)
 
     @property
     def probe_due(self) -> bool:
-        """Whether the disk is to be tried now."""
+        """Whether it is time to probe the disk."""
         return self.reason is not None and self._clock.monotonic() >= self._probe_at
 
     def _has_room(self) -> bool:
         with suppress(OSError):
-            about = os.statvfs(self._folder)
-            return about.f_bavail * about.f_frsize >= ROOM
+            usage = os.statvfs(self._folder)
+            return usage.f_bavail * usage.f_frsize >= ROOM
         return True

@@ -1,4 +1,4 @@
-"""The store that the settings name."""
+"""Creates the configured store."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 def create_store(config: Config, clock: Clock) -> Store:
-    """A store, not yet open: a file of this host's, or a database that hosts share.
+    """The configured store, not yet open: a local SQLite file, or a PostgreSQL database that hosts share.
 
     Raises:
-        StoreError: its address or its keys will not do, or what it needs is not installed.
+        StoreError: its URL or its keys are not valid, or a required package is not installed.
     """
     return create_shared_store(config, clock) if config.store.url else SqliteStore(config.db_path)
 
 
 def create_shared_store(config: Config, clock: Clock) -> PostgresStore:
-    """The store on `[store] url`.
+    """The PostgreSQL store at `[store] url`, not yet open.
 
     Raises:
-        StoreError: as above.
+        StoreError: its URL or its keys are not valid, or a required package is not installed.
     """
     with needing_postgres():
-        # loaded here: who keeps the queue in a file need not have it
+        # Imported here: a helper with a SQLite file does not need these packages.
         from helper.store.postgres import PostgresStore  # noqa: PLC0415
         from helper.store.postgres.keyfile import read_keyring  # noqa: PLC0415
     settings = config.store
@@ -49,12 +49,14 @@ def create_shared_store(config: Config, clock: Clock) -> PostgresStore:
 
 
 def refuse_held_host(config: Config) -> None:
-    """Look whether another process works under this host's name on the database that hosts share, as long as little is
-    loaded. The store takes the name for good when it opens. (`helper.cli.single_instance` does it for a file.)
+    """Refuse to start if another process uses this host's name on the shared database.
+
+    An early check before most modules are imported; the store acquires the name when it opens.
+    `helper.cli.single_instance` is the counterpart for a file.
 
     Raises:
-        StoreLocked: another process does.
-        StoreError: the address will not do, or what it needs is not installed.
+        StoreLocked: another process uses it.
+        StoreError: the URL is not valid, or a required package is not installed.
     """
     if not config.store.url:
         return
@@ -67,21 +69,21 @@ def refuse_held_host(config: Config) -> None:
 
 
 def host_name(config: Config) -> str:
-    """What this host is called among those that share a queue: `[store] host`, else the machine's own name."""
+    """This host's name in the shared queue: `[store] host`, else the machine's host name."""
     return config.store.host or socket.gethostname()
 
 
 @contextmanager
 def needing_postgres() -> Iterator[None]:
-    """Says what to install where something that the engine needs is not.
+    """Turn a missing package of the PostgreSQL engine into an error that says what to install.
 
     Raises:
-        StoreError: it is not installed.
+        StoreError: a package is not installed.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         raise StoreError(
             f"a queue in PostgreSQL needs {error.name}, which is not installed",
-            advice="Install it beside the helper: `pip install 'svote-helper[postgres]'`.",
+            advice="Install it: `pip install 'svote-helper[postgres]'`.",
         ) from None

@@ -1,4 +1,4 @@
-"""Rows as SQLite holds them, with the keyed check that tells whether their bytes are those that were written. Pure."""
+"""Table rows with their keyed check, which detects damage. Pure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentRev
 from proofs import row_check, row_checks
 
 Column = int | str | bytes | float | None
-"""What a column may hold."""
+"""The value of a column."""
 
 FACTS_KEY = b"small facts"
-"""The key of the checks of `meta`, where the database's own keys are kept: known, as it guards against damage only."""
+"""The key of the row checks of `meta`. It is public: it detects damage only, and `meta` holds the secret keys."""
 MAX_NOTE = 400
 
 
 def short(text: str, limit: int = MAX_NOTE) -> str:
-    """A note or a name without control characters, cut to the length of its column."""
+    """The text without control characters, truncated to the length of its column."""
     text = clean_text(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
-    """Whether a row, whose last column is its check, is as it was written."""
-    kept = row[-1]
+    """Whether a row passes its check, which is its last column."""
+    stored = row[-1]
     try:
-        return isinstance(kept, bytes) and compare_digest(kept, row_check(key, row[:-1]))
+        return isinstance(stored, bytes) and compare_digest(stored, row_check(key, row[:-1]))
     except (TypeError, OverflowError):
         return False  # a column of a type or size that is never written
 
 
 class ShareRow(NamedTuple):
-    """A live share: its round's id, then the columns of `shares` in their order."""
+    """A live share: its round id, then the columns of `shares` in table order."""
 
     round_id: bytes
     id: int
@@ -66,11 +66,11 @@ class ShareRow(NamedTuple):
     row_check: bytes = b""
 
     def sealed(self, key: bytes) -> ShareRow:
-        """The same row with the check that belongs to it."""
+        """The same row with its check."""
         return seal_all(key, [self])[0]
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row is as it was written."""
+        """Whether the row passes its check."""
         return is_sound(key, self)
 
     def columns(self) -> tuple[Column, ...]:
@@ -78,7 +78,7 @@ class ShareRow(NamedTuple):
         return self[1:]
 
     def share(self) -> Share:
-        """What the wallet posted."""
+        """The share as the wallet posted it."""
         return Share(
             round_id=self.round_id,
             share_index=self.share_index,
@@ -94,7 +94,7 @@ class ShareRow(NamedTuple):
         )
 
     def queued(self) -> QueuedShare:
-        """The row as the processor gets it."""
+        """The row as the dispatcher gets it."""
         return QueuedShare(
             id=self.id,
             share=self.share(),
@@ -107,7 +107,7 @@ class ShareRow(NamedTuple):
         )
 
     def damaged(self) -> DamagedShare:
-        """The row as operators get it when it is set aside; any column may be wrong, so nothing is trusted."""
+        """The row as it is reported when it is set aside. Any column may hold any value."""
         mac, round_id, state = self.mac, self.round_id, self.state
         return DamagedShare(
             ref=share_ref(mac) if isinstance(mac, bytes) else "",
@@ -117,13 +117,13 @@ class ShareRow(NamedTuple):
 
 
 def seal_all(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
-    """The same rows with the checks that belong to them."""
+    """The same rows with their checks."""
     columns = [row[:-1] for row in rows]
     return [ShareRow(*row, check) for row, check in zip(columns, row_checks(key, columns), strict=True)]
 
 
 class RevealRow(NamedTuple):
-    """A kept message: the columns of `reveals` in their order."""
+    """A stored message: the columns of `reveals` in table order."""
 
     share_id: int
     message: bytes
@@ -139,11 +139,11 @@ class RevealRow(NamedTuple):
     row_check: bytes = b""
 
     def sealed(self, key: bytes) -> RevealRow:
-        """The same row with the check that belongs to it."""
+        """The same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row is as it was written."""
+        """Whether the row passes its check."""
         return is_sound(key, self)
 
     def sent(self, share: ShareRow, *, first_try: bool, first_message: bool) -> SentReveal:
@@ -166,7 +166,7 @@ class RevealRow(NamedTuple):
 
 
 class RoundRow(NamedTuple):
-    """A round as it was last told: the columns of `rounds` in their order."""
+    """A round as the chain last listed it: the columns of `rounds` in table order."""
 
     round_no: int
     status: int
@@ -179,15 +179,15 @@ class RoundRow(NamedTuple):
     row_check: bytes = b""
 
     def sealed(self, key: bytes) -> RoundRow:
-        """The same row with the check that belongs to it."""
+        """The same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row is as it was written."""
+        """Whether the row passes its check."""
         return is_sound(key, self)
 
     def stored(self, round_id: bytes) -> StoredRound:
-        """The row as the service gets it."""
+        """The row as `Store.rounds` returns it."""
         return StoredRound(
             round_id=round_id,
             status=self.status,
@@ -200,5 +200,5 @@ class RoundRow(NamedTuple):
 
 
 def share_ref(mac: bytes) -> str:
-    """A share's name for operators: the first 12 hex characters of its mac."""
+    """The reference of a share that operators see: the first 12 hex characters of its mac."""
     return mac.hex()[:12]

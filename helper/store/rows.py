@@ -1,7 +1,7 @@
-"""The row types that a store returns.
+"""Types that the store accepts and returns.
 
-Everything here is plain data: raw bytes for ids and hashes, unix seconds for times, milliseconds where a name
-ends in `_ms`. No repr shows a field of a witness, a nullifier or a message.
+Plain data: raw bytes for ids and hashes, unix seconds for times, unix milliseconds if the name ends in `_ms`. No repr
+shows a witness field, a nullifier or a message.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Protocol
 from helper.core.share import Share, ShareState
 
 REF_CHARS = 12
-"""Hex characters of a share's mac that operators see as its name."""
+"""Hex characters of a share's mac in the reference that operators see."""
 MIN_REF_CHARS = 6
-"""The shortest prefix of a name that is looked up."""
+"""Minimum length of a reference prefix in a lookup."""
 
 Spent = tuple[bytes, bytes]
 """A nullifier that the chain has counted: (round_id, nullifier), 32 bytes each."""
 
 
 class Enqueued(Enum):
-    """What became of a share that was handed in: kept, known before, or of a round that another host has closed."""
+    """Result of enqueueing a share; CLOSED: another host has closed its round."""
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
@@ -32,16 +32,16 @@ class Enqueued(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuedShare:
-    """A share taken up for work.
+    """A claimed share.
 
     Attributes:
-        id: the store's number of the row; never reused.
-        share: what the wallet posted.
+        id: the row's id; never reused.
+        share: as the wallet posted it.
         nullifier: 32 bytes.
-        state: WITNESSED, when it comes from `claim_due`.
+        state: WITNESSED, if it comes from `claim_due`.
         due_ms: unix milliseconds at which it was due.
-        attempts: failures counted so far.
-        crashes: prover workers that died over it so far.
+        attempts: attempts spent so far.
+        crashes: prover workers that died on it so far.
         proved_height: chain height at its last proof, None before the first.
     """
 
@@ -57,12 +57,12 @@ class QueuedShare:
 
 @dataclass(frozen=True, slots=True)
 class PreparedReveal:
-    """A reveal as it will be sent.
+    """A reveal message before it is sent.
 
     Attributes:
         message: the transaction: 0x04 and the protobuf.
         tx_hash: 32 bytes, SHA-256 of `message`.
-        anchor_height: height of the root that the proof is made against.
+        anchor_height: height of the tree root that the proof refers to.
         circuit: "k11" or "k10".
         height: the chain's height when the proof was made.
     """
@@ -76,21 +76,21 @@ class PreparedReveal:
 
 @dataclass(frozen=True, slots=True)
 class SentReveal:
-    """A reveal that is on disk and may have left the machine.
+    """A reveal message that is on disk and may have been sent.
 
     Attributes:
-        share_id: the row of its share.
+        share_id: the row id of its share.
         round_id: 32 bytes.
         nullifier: 32 bytes.
-        prepared: the bytes, and what they were made against.
-        sends: how often sending was begun.
-        first_sent_height: chain height at the first send, None when it was never begun.
+        prepared: the message, its anchor and its circuit.
+        sends: number of sends that were started.
+        first_sent_height: chain height at the first send, None before it.
         last_sent_height: chain height at the latest send.
         last_endpoint: name of the endpoint of the latest send.
-        last_outcome: what the latest send came to, None while unknown.
-        attempts: failures of the share counted so far.
+        last_outcome: result of the latest send, None while unknown.
+        attempts: attempts of the share spent so far.
         due_ms: unix milliseconds at which the share was due.
-        first_try: nothing went wrong with the share before this message.
+        first_try: nothing failed for the share before this message.
         first_message: the share never had another message, so nothing of it was sent before this one.
     """
 
@@ -110,7 +110,7 @@ class SentReveal:
 
 
 class ProposalLike(Protocol):
-    """The part of a chain's proposal that is stored."""
+    """The stored part of a proposal."""
 
     @property
     def id(self) -> int:
@@ -124,7 +124,7 @@ class ProposalLike(Protocol):
 
 
 class RoundLike(Protocol):
-    """The part of a chain's round that is stored; `helper.chain.models.Round` has it."""
+    """The stored part of a round; `helper.chain.models.Round` implements it."""
 
     @property
     def round_id(self) -> bytes:
@@ -143,18 +143,18 @@ class RoundLike(Protocol):
 
     @property
     def created_at_height(self) -> int:
-        """Height of the block that made the round."""
+        """Height of the block that created the round."""
         ...
 
     @property
     def proposals(self) -> Sequence[ProposalLike]:
-        """What is voted on."""
+        """The proposals of the round."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRound:
-    """A round as it was last seen, and what this helper has done about its end.
+    """A round as the chain last listed it, and this helper's marks.
 
     Attributes:
         round_id: 32 bytes.
@@ -162,8 +162,8 @@ class StoredRound:
         vote_end_time: unix second.
         created_at_height: block height.
         proposals: (proposal id, its option indexes), in the chain's order.
-        closed_at: unix seconds at which the round was found closed by the chain's word, None until then.
-        alerted_at: unix seconds at which unsubmitted shares were reported, None until then.
+        closed_at: unix seconds at which the chain was seen to have closed the round, None before.
+        alerted_at: unix seconds at which unsubmitted shares were reported, None before.
     """
 
     round_id: bytes
@@ -177,12 +177,12 @@ class StoredRound:
 
 @dataclass(frozen=True, slots=True)
 class DamagedShare:
-    """A row whose bytes are not those that were written; it is set aside and never worked on.
+    """A row that failed its check; it is set aside and never processed.
 
     Attributes:
-        ref: the share's name as operators see it; it may itself be damaged.
-        round_id: 32 bytes, or what the row says.
-        state: where the row says it stood.
+        ref: the share's reference; it may itself be damaged.
+        round_id: normally 32 bytes; it may itself be damaged.
+        state: the state in the row; it may itself be damaged.
     """
 
     ref: str
@@ -192,13 +192,13 @@ class DamagedShare:
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """Which shares an operator wants to see; None leaves a condition out.
+    """Selects shares; None leaves a condition out.
 
     Attributes:
-        round_id: shares of this round only.
-        state: shares in this state only.
-        due_before_ms: shares due before this unix millisecond only.
-        stage: shares whose latest note is of this stage only.
+        round_id: only shares of this round.
+        state: only shares in this state.
+        due_before_ms: only shares due before this unix millisecond.
+        stage: only shares whose last event was in this stage.
     """
 
     round_id: bytes | None = None
@@ -209,18 +209,18 @@ class QueueFilter:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """One line of an operator's list: no witness, position, nullifier or hash.
+    """A share in an operator's list, without witness, position, nullifier or hash.
 
     Attributes:
-        ref: the share's name.
+        ref: the share's reference.
         round_id: 32 bytes.
-        state: where it stands.
-        submit_at: the wallet's unix second, 0 for at once.
-        due_ms: unix millisecond at which it is worked on next.
-        attempts: failures counted so far.
-        crashes: prover workers that died over it.
-        stage: where its latest note comes from.
-        note: the latest note.
+        state: its state.
+        submit_at: unix second set by the wallet, 0 for immediately.
+        due_ms: unix millisecond at which it is processed next.
+        attempts: attempts spent so far.
+        crashes: prover workers that died on it.
+        stage: stage of its last event.
+        note: text of its last event.
         damaged: whether the row was set aside.
     """
 
@@ -238,13 +238,13 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One thing that happened to a share.
+    """An event in the history of a share.
 
     Attributes:
         at_ms: unix milliseconds.
         stage: where it happened ("accepted", "proof", "broadcast", …).
         note: a short text.
-        counted: whether an attempt was spent on it.
+        counted: whether it spent an attempt.
     """
 
     at_ms: int
@@ -255,22 +255,22 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueStory:
-    """All that an operator may know about one waiting share.
+    """Details of one live share for operators.
 
     Attributes:
-        entry: its line in the list.
+        entry: its entry in the list.
         received_ms: unix milliseconds of its arrival.
-        vote_end_time: the round's end, None when the round is not known.
-        history: what happened, oldest first (of a very long history the latest part).
+        vote_end_time: unix second at which voting ends, None if the round is not known.
+        history: its events, oldest first; the latest part of a very long history.
         attempts_by_stage: attempts spent, by stage.
         tx_hash: 32 bytes while a message is on disk, else None.
-        anchor_height: height of the proof's root, with `tx_hash`.
+        anchor_height: height of the tree root of the proof, with `tx_hash`.
         circuit: circuit of the proof, with `tx_hash`.
-        sends: how often sending was begun.
+        sends: number of sends that were started.
         first_sent_height: chain height at the first send.
         last_sent_height: chain height at the latest send.
         last_endpoint: endpoint of the latest send.
-        last_outcome: what the latest send came to.
+        last_outcome: result of the latest send.
     """
 
     entry: QueueEntry
@@ -289,16 +289,16 @@ class QueueStory:
 
 
 MINUTES_AHEAD = 60
-"""Minutes for which the waiting shares are counted one by one."""
+"""Minutes ahead for which waiting shares are counted per minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueAhead:
-    """When the waiting shares of a round are due.
+    """Due times of a round's waiting shares, as counts.
 
     Attributes:
-        minutes: how many in each of the next `MINUTES_AHEAD` minutes; the first counts the overdue too.
-        later: how many after them.
+        minutes: shares due in each of the next `MINUTES_AHEAD` minutes; the first includes overdue shares.
+        later: shares due after that.
     """
 
     minutes: tuple[int, ...]
@@ -307,14 +307,14 @@ class DueAhead:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutlook:
-    """What is kept of one round, in sums.
+    """Totals of one round.
 
     Attributes:
         round_id: 32 bytes.
-        status: as the chain last told it, None where that is not kept.
-        vote_end_time: unix second, None where it is not kept.
+        status: as the chain last listed it, None if it is not stored.
+        vote_end_time: unix second, None if it is not stored.
         counts: shares by state.
-        ahead: when those that wait are due.
+        ahead: due times of the waiting shares.
     """
 
     round_id: bytes
@@ -326,13 +326,13 @@ class RoundOutlook:
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Shares that failed for good in the same way.
+    """Failed shares with the same stage and reason.
 
     Attributes:
-        at_ms: when the latest of them did, unix milliseconds.
-        stage: where.
-        note: why.
-        count: how many.
+        at_ms: unix milliseconds of the latest failure.
+        stage: the stage in which they failed.
+        note: the reason.
+        count: number of shares.
     """
 
     at_ms: int

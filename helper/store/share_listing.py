@@ -1,4 +1,4 @@
-"""The operators' list of live shares, also when some of them can not be read."""
+"""Lists live shares for operators, including damaged ones."""
 
 from __future__ import annotations
 
@@ -13,73 +13,73 @@ from helper.store.transaction import Params
 
 Row = tuple[Any, ...]
 Fetch = Callable[[str, Params], Awaitable[list[Row]]]
-"""Runs a named query and gives all its rows."""
+"""Runs a named query and returns all its rows."""
 
-UNREADABLE_NOTE: Final = "the row can not be read: it is damaged on disk"
-_FOR_EVER: Final = 2**62
+UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
+_NO_LIMIT_MS: Final = 2**62
 _MAC_CHARS: Final = 64
-_KINDS: Final = (bytes, bytes, int, int, int, int, int, str, str)
-"""What the columns of an entry are in a row that is as it was written."""
+_COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, str, str)
+"""Types of the columns of an entry in an undamaged row."""
 
 
 async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
-    """The first shares that match, by time due. One that can not be read is named, and hides no other."""
+    """The first shares that match, by due time. An unreadable share is listed too, and hides no other."""
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
     try:
         rows = await _matching(fetch, query, states, limit)
     except StoreCorrupt:
-        rows = [row for row in await _one_by_one(fetch, query, states) if _matches(row, query, states)]
+        rows = [row for row in await _read_individually(fetch, query, states) if _matches(row, query, states)]
     entries = [entry_of(row) for row in rows]
     return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
 
 
 async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[Row]:
-    """The rows that match, at most `limit` of each round that has waiting ones and of each other state."""
-    wanted: dict[str, Column] = {**conditions(query), "limit": limit}
+    """The rows that match, at most `limit` waiting ones per round and at most `limit` of each other state."""
+    params: dict[str, Column] = {**conditions(query), "limit": limit}
     rows: list[Row] = []
     if ShareState.RECEIVED in states:
         for round_id in await _rounds(fetch, query):
-            rows += await fetch("list_waiting", {**wanted, "round_id": round_id})
+            rows += await fetch("list_waiting", {**params, "round_id": round_id})
     for state in sorted(states - {ShareState.RECEIVED}):
-        rows += await fetch("list_under_way", {**wanted, "round_id": query.round_id, "state": state.value})
+        rows += await fetch("list_under_way", {**params, "round_id": query.round_id, "state": state.value})
     return rows
 
 
 def conditions(query: QueueFilter) -> dict[str, Column]:
-    """The time and the stage of a filter as parameters of a query."""
+    """Due time and stage of a filter as query parameters."""
     return {
-        "due_before_ms": _FOR_EVER if query.due_before_ms is None else query.due_before_ms,
+        "due_before_ms": _NO_LIMIT_MS if query.due_before_ms is None else query.due_before_ms,
         "stage": query.stage,
     }
 
 
-async def _one_by_one(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[Row]:
-    """Every row in these states, each read by itself: as the indexes know them, or where they can not be read, all."""
+async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[Row]:
+    """The rows in these states, each read by its own query; all rows if the indexes are unreadable."""
     try:
-        known = await _by_indexes(fetch, query, states)
+        candidates = await _by_indexes(fetch, query, states)
     except StoreCorrupt:
-        found = await fetch("share_ids", {"after": 0, "limit": -1})
-        known = [(share_id, b"", ShareState.RECEIVED, 0) for (share_id,) in found]
-    return [await _one(fetch, *one) for one in known]
+        ids = await fetch("share_ids", {"after": 0, "limit": -1})
+        candidates = [(share_id, b"", ShareState.RECEIVED, 0) for (share_id,) in ids]
+    return [await _read_row(fetch, *candidate) for candidate in candidates]
 
 
 async def _by_indexes(
     fetch: Fetch, query: QueueFilter, states: set[ShareState]
 ) -> list[tuple[int, bytes, ShareState, int]]:
-    """Id, round, state and due time (0 where it is not known) of every share in these states; no row is read."""
-    known: list[tuple[int, bytes, ShareState, int]] = []
+    """Id, round, state and due time (0 if unknown) of every share in these states, from the indexes only."""
+    entries: list[tuple[int, bytes, ShareState, int]] = []
     if ShareState.RECEIVED in states:
         for round_id in await _rounds(fetch, query):
-            found = await fetch("waiting_ids", {"round_id": round_id})
-            known += [(share_id, round_id, ShareState.RECEIVED, due_ms) for share_id, due_ms in found]
+            rows = await fetch("waiting_ids", {"round_id": round_id})
+            entries += [(share_id, round_id, ShareState.RECEIVED, due_ms) for share_id, due_ms in rows]
     for state in sorted(states - {ShareState.RECEIVED}):
-        found = await fetch("under_way_ids", {"round_id": query.round_id, "state": state.value})
-        known += [(share_id, round_id or b"", state, 0) for share_id, round_id in found]
-    return known
+        rows = await fetch("under_way_ids", {"round_id": query.round_id, "state": state.value})
+        entries += [(share_id, round_id or b"", state, 0) for share_id, round_id in rows]
+    return entries
 
 
-async def _one(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> Row:
-    """One row; of one that can not be read, what the indexes say of it."""
+async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> Row:
+    """A share's row; if it is unreadable, a row made from the index entries."""
     try:
         rows = await fetch("list_one", (share_id,))
     except StoreCorrupt:
@@ -100,25 +100,24 @@ async def _rounds(fetch: Fetch, query: QueueFilter) -> list[bytes]:
 
 
 def _matches(row: Row, query: QueueFilter, states: set[ShareState]) -> bool:
-    """Whether a row that was read by itself is one that was asked for; a damaged one always is."""
-    if _is_odd(row) or row[8] == UNREADABLE_NOTE:
+    """Whether a row matches the filter; a damaged row always does."""
+    if _is_malformed(row) or row[8] == UNREADABLE_NOTE:
         return True
     in_time = query.due_before_ms is None or row[4] < query.due_before_ms
     in_round = query.round_id in (None, row[1])
     return in_time and in_round and row[2] in states and query.stage in (None, row[7])
 
 
-def _is_odd(row: Row) -> bool:
-    """Whether a column is of a kind that is never written."""
-    return any(type(value) is not kind for value, kind in zip(row, _KINDS, strict=False)) or row[2] not in set(
-        ShareState
-    )
+def _is_malformed(row: Row) -> bool:
+    """Whether a column has a type or the state a value that is never written."""
+    well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
+    return not well_typed or row[2] not in set(ShareState)
 
 
 def entry_of(row: Row) -> QueueEntry:
-    """A line of the list. A damaged row may hold anything: then only its name is told."""
+    """The list entry of a row. A malformed row may hold any values: then only its reference and state are shown."""
     mac, round_id, state, submit_at, due_ms, attempts, crashes, stage, note, set_aside = row[:10]
-    if _is_odd(row):
+    if _is_malformed(row):
         return QueueEntry(
             ref=share_ref(mac) if isinstance(mac, bytes) else "",
             round_id=round_id if isinstance(round_id, bytes) else b"",
@@ -146,7 +145,7 @@ def entry_of(row: Row) -> QueueEntry:
 
 
 def ref_bounds(ref: str) -> tuple[bytes, bytes] | None:
-    """The least and the greatest mac whose hex begins so; None when no name does."""
+    """The lowest and highest mac with this hex prefix; None if the prefix is not valid."""
     prefix = ref.lower()
     if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):
         return None

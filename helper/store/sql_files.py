@@ -1,4 +1,4 @@
-"""The SQL files beside this module: named queries and numbered migrations."""
+"""Loads the SQL files of this package: named queries and numbered migrations."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def queries() -> Mapping[str, str]:
 
 @cache
 def of_rows(name: str, rows: int) -> str:
-    """A statement of `queries.sql` with one row of values, made to take so many."""
+    """A statement of `queries.sql` that inserts one row of values, extended to `rows` rows."""
     return _ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), queries()[name])
 
 
 def named(text: str) -> Mapping[str, str]:
     """The statements of a file by name, each on one line, without comments and the closing semicolon.
 
-    A comment has a line to itself: behind a statement's words it would swallow all that follow.
+    A comment must be on its own line: after a part of a statement it would comment out the rest.
     """
-    found: dict[str, list[str]] = {}
+    statements: dict[str, list[str]] = {}
     current: list[str] = []
     for line in text.splitlines():
         if line.startswith(_MARK):
-            current = found[line.removeprefix(_MARK).strip()] = []
+            current = statements[line.removeprefix(_MARK).strip()] = []
         elif line and not line.startswith("--"):
             current.append(line.strip())
-    return MappingProxyType({name: " ".join(lines).removesuffix(";") for name, lines in found.items()})
+    return MappingProxyType({name: " ".join(lines).removesuffix(";") for name, lines in statements.items()})
 
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The migrations in order; the n-th (from 1) leads to `user_version` n."""
+    """The migrations in order; number n (from 1) leads to `user_version` n."""
     files = sorted(
         (file for file in (_folder() / "migrations").iterdir() if file.name.endswith(".sql")),
         key=lambda file: file.name,
@@ -55,5 +55,5 @@ def migrations() -> tuple[str, ...]:
 
 
 def schema() -> str:
-    """The schema that the migrations lead to, as it is meant to be read."""
+    """The schema that results from all migrations, as a readable file."""
     return (_folder() / "schema.sql").read_text("utf-8")

@@ -49,9 +49,10 @@ CHECK_BATCH_SHARES: Final = 100
 def report_damaged(share: DamagedShare) -> None:
     """Log a row that was set aside."""
     log.error(
-        "a share's row is damaged on disk and was set aside",
+        "damaged_share_set_aside",
         key=share.ref,
-        advice="Its round's other helpers may still reveal it; restore a backup to have it revealed here.",
+        reason="the row is damaged on disk",
+        advice="Other helpers of the round may still reveal it; restore a backup to reveal it here.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What an operation works with inside the writer's transaction."""
+"""The transaction that store operations run in, and the database's own keys."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from helper.store.rows import DamagedShare, Spent
 from proofs import row_check
 
 UNREADABLE = DamagedShare("", b"", -1)
-"""What is told of a share whose row can not be read at all."""
+"""Reported for a share whose row cannot be read at all."""
 
 Name = tuple[int, bytes, bytes]
-"""What a share is known by: its round's number, its mac, its nullifier."""
+"""Identifies a share: its round's number, its mac and its nullifier."""
 Params = tuple[Any, ...] | Mapping[str, Any]
-"""What a statement is given, by place or by name."""
+"""Parameters of a statement, positional or named."""
 
 
 class RoundKey:
-    """A round's number in this database, and the key of its shares' macs.
+    """A round's number in this database, and the MAC key of its shares.
 
     Args:
         no: the number.
@@ -40,8 +40,8 @@ class RoundKey:
         self._mac = hmac.new(mac_key, digestmod="sha256")
 
     def mac(self, key: ShareKey) -> bytes:
-        """A share's name in this database: HMAC-SHA256, 32 bytes."""
-        mac = self._mac.copy()  # begun with the key once, as that is most of what a short name costs
+        """The share's identifier in this database: HMAC-SHA256, 32 bytes."""
+        mac = self._mac.copy()  # keying the HMAC is most of the cost for so short an input; it is done once
         mac.update(key.encode())
         return mac.digest()
 
@@ -51,7 +51,7 @@ class Keys:
     """The database's own keys.
 
     Attributes:
-        rows: 32 bytes, for the checks of rows.
+        rows: 32 bytes, for the row checks.
         order: 32 bytes, for the order of shares within a millisecond.
     """
 
@@ -63,32 +63,32 @@ def read_round_key(row: tuple[Any, ...], keys: Keys) -> RoundKey:
     """The key of a round from its row: no, round_id, mac_key, row_check.
 
     Raises:
-        StoreCorrupt: the row is not as it was written.
+        StoreCorrupt: the row fails its check.
     """
     if not is_sound(keys.rows, row):
-        raise StoreCorrupt("the database is damaged: the key of a round is not what it was")
+        raise StoreCorrupt("the database is damaged: the key of a round fails its check")
     return RoundKey(row[0], row[2])
 
 
 def read_fact(rows: Sequence[tuple[Any, ...]]) -> str | None:
-    """A remembered text from its row (key, value, row_check); None when there is none, or a damaged one."""
+    """The value of a `meta` row (key, value, row_check); None if there is no row or it is damaged."""
     return str(rows[0][1]) if rows and is_sound(FACTS_KEY, rows[0]) else None
 
 
 def fact_row(key: str, value: str) -> tuple[str, str, bytes]:
-    """The row of a text to be remembered."""
+    """The `meta` row for a key and a value."""
     return key, value, row_check(FACTS_KEY, (key, value))
 
 
 @dataclass(slots=True)
 class Transaction(ABC):
-    """What operations work with, whatever the database: named statements, and what a batch gathers before its commit.
+    """The interface of operations to the database: named statements, and state collected until the commit.
 
     Attributes:
         keys: the database's own keys.
-        counts: changes of the counters, by round number and state.
+        counts: pending changes of the counters, by round number and state.
         found: rows that were set aside in this batch.
-        erased: something was deleted whose bytes must go from the files soon.
+        erased: rows were deleted whose bytes must be erased from the files.
     """
 
     keys: Keys
@@ -97,11 +97,11 @@ class Transaction(ABC):
     erased: bool = field(default=False, kw_only=True)
     _rounds: dict[bytes, RoundKey] = field(default_factory=dict, kw_only=True)
 
-    # ------------------------------------------------------------------ what a database brings
+    # ------------------------------------------------------------------ implemented by each database
 
     @abstractmethod
     def run(self, name: str, params: Params = ()) -> int:
-        """Run a named statement; the number of rows that it changed."""
+        """Run a named statement. Returns the number of changed rows."""
 
     @abstractmethod
     def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
@@ -109,87 +109,90 @@ class Transaction(ABC):
 
     @abstractmethod
     def many(self, name: str, rows: Iterable[Params]) -> None:
-        """Run a named statement once a row."""
+        """Run a named statement once per row."""
 
     @abstractmethod
     def new_id(self) -> int:
-        """The number of the next share: none is used twice, and they go up."""
+        """A new share id: ascending, never reused."""
 
     @abstractmethod
     def are_taken(self, asked: Sequence[Name]) -> set[int]:
-        """Which of these names are known or spent, by their places in the sequence."""
+        """The indexes in the sequence of the names that are already stored or spent."""
 
     @abstractmethod
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
-        """Put in new shares."""
+        """Insert new shares."""
 
     @abstractmethod
     def share(self, share_id: int) -> ShareRow | None:
-        """A share's row as it stands, sound or not, for as long as the transaction; None when there is none."""
+        """A share's row, sound or not, locked until the transaction ends; None if there is none."""
 
     @abstractmethod
     def live(self, share_id: int) -> ShareRow | None:
-        """The same, but None as well when it was set aside."""
+        """Like `share`, but also None if the row was set aside."""
 
     @abstractmethod
     def index_is_wrong(self) -> None:
-        """An index named a row that is not what it says: have that mended, or go on if it was."""
+        """Handle an index that disagrees with its row: request a reindex, or continue if there was one already."""
 
-    # ------------------------------------------------------------------ what only several hosts on one database need
+    # ------------------------------------------------------------------ coordination of hosts that share a database
 
     @abstractmethod
     def beside(self) -> None:
-        """From here on nothing changes what the chain has told, until the commit: other hosts read blocks too."""
+        """Shared lock until the commit: no other host changes rounds or spent nullifiers."""
 
     @abstractmethod
     def alone(self) -> None:
-        """From here on no other host takes shares in or changes what the chain has told, until the commit."""
+        """Exclusive lock until the commit: no other host enqueues shares or changes rounds or spent nullifiers."""
 
     @abstractmethod
     def is_over(self, round_no: int) -> bool:
-        """Whether another host has closed a round; after `beside`: what comes later nobody would ever report."""
+        """Whether another host has closed a round. Call it after `beside`.
+
+        A share that is enqueued after its round was closed would never be reported.
+        """
 
     @abstractmethod
     def all_spent(self, spent: Sequence[Spent]) -> bool:
-        """Whether another host has told all of these nullifiers, so that there is nothing left to do about them."""
+        """Whether another host has already applied all of these nullifiers, so that nothing is left to do."""
 
     @abstractmethod
     def acquire_claim(self, share_id: int) -> None:
-        """This host works on a share from now on."""
+        """Claim a share for this host."""
 
     @abstractmethod
     def release_claim(self, share_id: int) -> None:
-        """Nobody works on a share any more."""
+        """Remove the claim on a share."""
 
     @abstractmethod
     def holds(self, row: ShareRow) -> bool:
-        """Whether it is this host that works on a share; another may have taken it up meanwhile."""
+        """Whether this host holds the claim on a share; another host may have claimed it meanwhile."""
 
     @abstractmethod
     def lapsed(self, limit: int) -> list[int]:
-        """Shares whose host has not been heard of for too long, at most `limit`."""
+        """Shares whose claim has expired, at most `limit`."""
 
     @abstractmethod
     def orphaned_claims(self, limit: int) -> list[int]:
-        """Shares that were in hand when this host ended the last time, at most `limit`."""
+        """Shares that this host had claimed when it last stopped, at most `limit`."""
 
     @abstractmethod
     def sends(self) -> bool:
-        """Whether this host is the one that sends, and stays it until the commit."""
+        """Whether this host holds the sender lease, and holds it until the commit."""
 
     @abstractmethod
     def tell(self, word: str) -> None:
-        """Have all hosts hear a word once this is committed; said twice it is heard once."""
+        """Notify all hosts after the commit; repeated notifications of a transaction coalesce."""
 
-    # ------------------------------------------------------------------ the same for all
+    # ------------------------------------------------------------------ common to all databases
 
     def one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
-        """The first row of a named query, read to its end, or None."""
+        """The first row of a named query, None if it has none. The query is read to its end."""
         rows = self.all(name, params)
         return rows[0] if rows else None
 
     def owners(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
-        """Shares that have one of these nullifiers, by number, each with the round's number and the nullifier."""
+        """Live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
         return sorted(
             (share_id, round_no, nullifier)
             for round_no, nullifier in spent
@@ -197,7 +200,7 @@ class Transaction(ABC):
         )
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
-        """Number and key of a round, None when nothing of it is kept."""
+        """Number and key of a round, None if nothing of it is stored."""
         known = self._rounds.get(round_id)
         if known is None:
             row = self.one("round_key", (round_id,))
@@ -207,7 +210,7 @@ class Transaction(ABC):
         return known
 
     def need_round(self, round_id: bytes) -> RoundKey:
-        """Number and key of a round, made when there is none yet."""
+        """Number and key of a round; created if it is new."""
         known = self.round_key(round_id)
         if known is None:
             mac_key = secrets.token_bytes(32)
@@ -219,27 +222,27 @@ class Transaction(ABC):
         return known
 
     def count(self, round_no: int, state: ShareState | int, change: int) -> None:
-        """Note that a round has more or fewer shares in a state."""
+        """Add to the counter of a round's shares in a state; written by `flush_counts`."""
         self.counts[round_no, int(state)] += change
 
     def flush_counts(self) -> None:
-        """Write the gathered changes of the counters; the last statement before the commit."""
+        """Write the pending changes of the counters, as the last statement before the commit."""
         changes = [(no, state, n) for (no, state), n in sorted(self.counts.items()) if n]
         self.counts.clear()
         if changes:
             self.many("add_count", changes)
 
-    def set_aside(self, share_id: int, what: DamagedShare, at_ms: int) -> None:
-        """Keep a damaged row out of all work, and have it reported (once)."""
-        if self.run("set_aside", (share_id, at_ms, what.ref, what.round_id, what.state)):
-            self.found.append(what)
+    def set_aside(self, share_id: int, damaged: DamagedShare, at_ms: int) -> None:
+        """Exclude a damaged row from all processing, and report it once."""
+        if self.run("set_aside", (share_id, at_ms, damaged.ref, damaged.round_id, damaged.state)):
+            self.found.append(damaged)
 
     def forget_rounds(self) -> None:
-        """Drop what is remembered of rounds: the transaction was rolled back, or a round purged."""
+        """Clear the cache of rounds: the transaction was rolled back, or a round purged."""
         self._rounds.clear()
 
     def rolled_back(self) -> None:
-        """Drop all that was gathered."""
+        """Reset the state collected by a transaction that was rolled back."""
         self.counts.clear()
         self.found.clear()
         self.erased = False

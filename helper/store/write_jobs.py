@@ -1,4 +1,4 @@
-"""What is handed to the writing thread, and how its callers are told of the end."""
+"""Jobs for the writer thread, and delivery of their results to the callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Self
 
 @dataclass(slots=True, eq=False)
 class WriteJob:
-    """One operation, the caller that waits for it, and what came of it."""
+    """One operation, the caller that awaits it, and its result."""
 
     op: Callable[[Any], Any]
     loop: asyncio.AbstractEventLoop
@@ -25,28 +25,32 @@ class WriteJob:
 
 
 class BatchOperation(ABC):
-    """An operation that costs less when it is done together with others of its kind."""
+    """An operation that runs more cheaply together with others of its type."""
 
     __slots__ = ()
 
     @classmethod
     @abstractmethod
     def do_all(cls, tx: Any, operations: Sequence[Self]) -> list[Any]:
-        """Do them as if one came after the other; the result of each, in their order. What this raises is for all."""
+        """Run the operations with the same effect as one after another. An exception fails all of them.
+
+        Returns:
+            Their results, in their order.
+        """
 
     def __call__(self, tx: Any) -> Any:
-        """Do this one alone."""
+        """Run only this operation."""
         return self.do_all(tx, [self])[0]
 
 
 def parts(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
-    """A batch in its order, divided into what is done at once: bulk operations of one kind, and single others."""
+    """Split a batch, in its order, into runs of batch operations of one type, and single other jobs."""
     for _, run in groupby(batch, lambda job: type(job.op) if isinstance(job.op, BatchOperation) else job):
         yield list(run)
 
 
 def do(tx: Any, part: Sequence[WriteJob]) -> None:
-    """Do a part of a batch, and keep what came of it."""
+    """Run a part of a batch and store the results in its jobs."""
     op: Any = part[0].op
     if isinstance(op, BatchOperation):
         operations: list[Any] = [job.op for job in part]
@@ -57,7 +61,12 @@ def do(tx: Any, part: Sequence[WriteJob]) -> None:
 
 
 class BatchFailedError(Exception):
-    """The transaction was rolled back; nothing of it was kept."""
+    """The transaction was rolled back; nothing was stored.
+
+    Args:
+        cause: why.
+        shared: whether the error affects every operation alike, so that running them one by one is pointless.
+    """
 
     def __init__(self, cause: Exception, *, shared: bool) -> None:
         super().__init__(str(cause))
@@ -66,16 +75,16 @@ class BatchFailedError(Exception):
 
 
 def resolve(jobs: Iterable[WriteJob]) -> None:
-    """Tell callers, with one wake-up a loop."""
+    """Deliver results to the callers, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
-    for loop, mine in by_loop.items():
-        tell(loop, settle_all, mine)
+    for loop, loop_jobs in by_loop.items():
+        tell(loop, settle_all, loop_jobs)
 
 
 def settle_all(jobs: list[WriteJob]) -> None:
-    """Give every caller that still waits its result or its error; on the event loop."""
+    """Resolve the futures that were not cancelled. Runs on the event loop."""
     for job in jobs:
         if not job.future.done():
             if job.error is None:
@@ -85,7 +94,7 @@ def settle_all(jobs: list[WriteJob]) -> None:
 
 
 def settle(future: asyncio.Future[None], error: Exception | None) -> None:
-    """End a wait; on the event loop."""
+    """Resolve a future that was not cancelled. Runs on the event loop."""
     if not future.done():
         if error is None:
             future.set_result(None)
@@ -94,6 +103,6 @@ def settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
-    """Have something called on an event loop, from any thread."""
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    """Schedule a callback on an event loop, from any thread."""
+    with suppress(RuntimeError):  # the loop is closed: no caller waits
         loop.call_soon_threadsafe(callback, *args)

@@ -1,7 +1,6 @@
-"""The thread that all writing of a store is done by: how it begins and ends, and what is handed to it.
+"""The writer thread of a store: start, stop, and the queue of operations.
 
-What a batch of operations becomes on the disk is the engine's own: SQLite's `writer.py`, PostgreSQL's
-`postgres/writer.py`.
+The engines commit the batches: `sqlite/writer.py` and `postgres/writer.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ T = TypeVar("T")
 TransactionT = TypeVar("TransactionT")
 
 MAX_BATCH: Final = 512
-"""Operations of a transaction to which no more are added, so that the first of them does not wait long."""
+"""Operations after which a batch is closed, so that the first of them does not wait long for its commit."""
 
 
 @dataclass(slots=True)
 class WriterStats:
-    """What the thread has done since it was opened: transactions, operations in them, failed transactions."""
+    """Counters since the start: transactions, operations in them, failed transactions."""
 
     commits: int = 0
     operations: int = 0
@@ -37,18 +36,18 @@ class WriterStats:
 
 
 class WritingThread(ABC, Generic[TransactionT]):
-    """One thread, and the queue of operations before it.
+    """A thread that runs operations in batches, each batch in one transaction.
 
     Args:
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        stats: what it has done.
+        stats: counters since the start.
     """
 
     def __init__(self, on_damaged: Callable[[DamagedShare], None]) -> None:
         self._on_damaged = on_damaged
-        self._handed_in: list[WriteJob] = []
+        self._submitted: list[WriteJob] = []
         self._jobs: queue.SimpleQueue[list[WriteJob] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -63,7 +62,7 @@ class WritingThread(ABC, Generic[TransactionT]):
         return keys
 
     async def start(self) -> None:
-        """Open the database on a new thread; raises what that raises."""
+        """Start the thread and open the database on it. Raises whatever opening raises."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
         self._stopped = loop.create_future()
@@ -76,42 +75,42 @@ class WritingThread(ABC, Generic[TransactionT]):
             await started
         except BaseException:
             self._thread = None
-            self._jobs.put(None)  # if the caller was cancelled, the thread is to end as well
+            self._jobs.put(None)  # the caller may have been cancelled: stop the thread as well
             raise
 
     async def stop(self) -> None:
-        """Finish what was handed in, and close the database."""
+        """Complete the submitted operations, and close the database."""
         if self._thread is None or self._stopped is None:
             return
         self._thread = None
-        self._hand_over()
+        self._flush()
         self._jobs.put(None)
         await self._stopped
 
     async def run(self, op: Callable[[TransactionT], T], *, after_erasure: bool = False) -> T:
-        """Run an operation; returns when it is on disk. It goes on to its end when the caller is cancelled.
+        """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
 
         Args:
             op: the operation.
-            after_erasure: return only when all that was deleted is erased too, where the engine has to erase.
+            after_erasure: return only after deleted rows are erased from the files, if the engine erases.
 
         Raises:
-            StoreError: nothing of it was kept, as far as is known.
+            StoreError: as far as known, nothing of it was stored.
         """
         if self._thread is None:
             raise _not_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._handed_in.append(WriteJob(op, loop, future, after_erasure))
-        if len(self._handed_in) == 1:
-            # not at once: to wake the thread costs more than most operations, and what else this turn of the loop hands
-            # in goes with it
-            loop.call_soon(self._hand_over)
+        self._submitted.append(WriteJob(op, loop, future, after_erasure))
+        if len(self._submitted) == 1:
+            # Deferred: waking the thread costs more than most operations, so all operations that are submitted in this
+            # iteration of the loop share one wake-up.
+            loop.call_soon(self._flush)
         return await future
 
-    def _hand_over(self) -> None:
-        """Give the thread all that was handed in."""
-        jobs, self._handed_in = self._handed_in, []
+    def _flush(self) -> None:
+        """Pass the submitted jobs to the thread."""
+        jobs, self._submitted = self._submitted, []
         for start in range(0, len(jobs), MAX_BATCH):
             self._jobs.put(jobs[start : start + MAX_BATCH])
 
@@ -136,11 +135,15 @@ class WritingThread(ABC, Generic[TransactionT]):
                 failure = error
             tell(loop, settle, stopped, failure)
 
-    def _collect(self, patience: float | None = None) -> tuple[list[WriteJob], bool]:
-        """All that waits now (at least one job, unless `patience` runs out), and whether to go on after it."""
+    def _collect(self, timeout: float | None = None) -> tuple[list[WriteJob], bool]:
+        """Wait for the next batch: all waiting jobs, none if `timeout` expires.
+
+        Returns:
+            The batch, and whether the thread continues after it.
+        """
         batch: list[WriteJob] = []
         with suppress(queue.Empty):
-            jobs = self._jobs.get(timeout=patience)
+            jobs = self._jobs.get(timeout=timeout)
             while jobs is not None:
                 batch += jobs
                 if len(batch) >= MAX_BATCH:
@@ -150,11 +153,10 @@ class WritingThread(ABC, Generic[TransactionT]):
         return batch, True
 
     def _do(self, tx: TransactionT, part: Sequence[WriteJob]) -> None:
-        """Do a part of a batch. If that fails before anything was changed, its jobs are done one by one, and those that
-        fail then fail alone.
+        """Run a part of a batch. If it fails before anything was changed, its jobs run one by one and fail alone.
 
         Raises:
-            Exception: the transaction can not go on.
+            Exception: the transaction cannot continue.
         """
         before = self._changes(tx)
         try:
@@ -168,35 +170,35 @@ class WritingThread(ABC, Generic[TransactionT]):
             else:
                 part[0].error = self._translate(error)
 
-    def _report(self, found: list[DamagedShare]) -> None:
-        for share in found:
+    def _report(self, damaged: list[DamagedShare]) -> None:
+        for share in damaged:
             self._on_damaged(share)
 
-    # ------------------------------------------------------------------ the engine's own
+    # ------------------------------------------------------------------ implemented by each engine
 
     @abstractmethod
     def _known_keys(self) -> Keys | None:
-        """The database's own keys, None before it was opened."""
+        """The database's own keys, None before it is opened."""
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the database; what it raises is what `start` raises."""
+        """Open the database; `start` raises what this raises."""
 
     @abstractmethod
     def _serve(self) -> None:
-        """Work on what is collected until nothing more comes. Answers every job, and raises nothing."""
+        """Run batches until the queue is closed. Resolves every job; raises nothing."""
 
     @abstractmethod
     def _changes(self, tx: TransactionT) -> int:
-        """A number that is another one after a statement has changed something."""
+        """A number that differs after a statement has changed something."""
 
     @abstractmethod
     def _spoils(self, tx: TransactionT, error: Exception) -> bool:
-        """Whether the transaction can not go on after this error of one operation."""
+        """Whether the transaction cannot continue after this error of one operation."""
 
     @abstractmethod
     def _translate(self, error: BaseException) -> BaseException:
-        """The error of the house that stands for one of the database; any other error as it is."""
+        """The `StoreError` for a database error; any other error unchanged."""
 
     @abstractmethod
     def _close(self) -> None:
