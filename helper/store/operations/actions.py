@@ -1,6 +1,6 @@
-"""Operations that operators ask for: the log of their acts, retries, and handing shares over.
+"""Operator actions: the audit log, retries, and marking exported shares as moved.
 
-Each looks at a bounded number of rows, so that wallets never wait long for one.
+Each operation reads a bounded number of rows, so that wallets never wait long for one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from helper.store.rows import QueueFilter
 from helper.store.transaction import Transaction
 
 ACTIONS_KEPT: Final = 10_000
-"""Acts that are remembered; older ones go."""
+"""Entries stored in the audit log; older ones are deleted."""
 _NAME_CHARS: Final = 64
 
 _RETRY: Final = frozenset({ShareState.FAILED})
@@ -29,26 +29,26 @@ _AT_REST: Final = frozenset({ShareState.RECEIVED, ShareState.FAILED})
 _ANYWHERE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 
-# ---------------------------------------------------------------------- the log
+# ---------------------------------------------------------------------- audit log
 
 
 def begin_action(tx: Transaction, actor: Actor, what: str, wanted: Mapping[str, Any], at_ms: int) -> int:
-    """Note that an act begins; its number."""
+    """Record that an action starts. Returns its number."""
     row = (at_ms, actor.uid, short(actor.name, _NAME_CHARS), actor.way, what, orjson.dumps(dict(wanted)).decode())
-    found = tx.one("begin_action", row)
-    assert found is not None
-    number = int(found[0])
+    inserted = tx.one("begin_action", row)
+    assert inserted is not None
+    number = int(inserted[0])
     tx.run("trim_actions", (number - ACTIONS_KEPT,))
     return number
 
 
 def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any], at_ms: int) -> None:
-    """Note what came of an act."""
+    """Record the outcome of an action."""
     tx.run("end_action", (at_ms, orjson.dumps(dict(outcome)).decode(), number))
 
 
 def read_action(row: tuple[Any, ...]) -> Action:
-    """An act from its row, as the query `actions` gives it."""
+    """An audit log entry from a row of the query `actions`."""
     number, uid, who, way, begun_ms, what, wanted, ended_ms, outcome = row
     return Action(
         id=number,
@@ -62,12 +62,12 @@ def read_action(row: tuple[Any, ...]) -> Action:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """A JSON object; what a damaged disk made of one is shown as what it is."""
+    """A JSON object; {"damaged": true} if the text is damaged."""
     try:
-        found = orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        found = None
-    return found if isinstance(found, dict) else {"damaged": True}
+        value = None
+    return value if isinstance(value, dict) else {"damaged": True}
 
 
 # ---------------------------------------------------------------------- retries
@@ -83,17 +83,18 @@ def retry_failed(
     at_ms: int,
     dry: bool,
 ) -> Counter[str]:
-    """Put failed shares back at their own time, all attempts back; a closed round's stay.
+    """FAILED -> RECEIVED at their own due time with all attempts, unless their round is closed.
 
     Args:
-        ids: live shares; those that are not failed, or not what is wanted, are passed over.
-        wanted: which of them.
-        closed: rounds that the chain's word has closed; those that are marked so here are looked up as well.
-        note: what their histories are told.
+        ids: live shares; those that have not failed or do not match are skipped.
+        wanted: the filter that they must match.
+        closed: closed rounds, in addition to those marked closed in the store.
+        note: text of the history entry.
+        at_ms: unix milliseconds now.
         dry: only count.
 
     Returns:
-        How many were `retried`, and how many left because their round is `closed`.
+        How many were `retried`, and how many were skipped because their round is `closed`.
     """
     counts: Counter[str] = Counter()
     for share_id in ids:
@@ -112,17 +113,17 @@ def retry_failed(
 def revive(
     tx: Transaction, row: ShareRow, stage: str, note: str, at_ms: int, *, proved_height: int | None = None
 ) -> ShareRow:
-    """Move a failed share back to RECEIVED at its own time, with all attempts back and without its message.
+    """FAILED -> RECEIVED at its own due time, with all attempts and without its message.
 
     Args:
-        row: sound and failed, as read in this transaction.
-        stage: of the line in its history.
-        note: of the line in its history.
+        row: a sound row in FAILED, read in this transaction.
+        stage: stage of the history entry.
+        note: text of the history entry.
         at_ms: unix milliseconds now.
-        proved_height: chain height of a proof made elsewhere, None to keep the share's own.
+        proved_height: chain height of a proof made on another machine, None for no change.
 
     Returns:
-        The row after it.
+        The new row.
     """
     change = Transition(
         _RETRY,
@@ -140,7 +141,7 @@ def revive(
 
 
 def matches(row: ShareRow, wanted: QueueFilter) -> bool:
-    """Whether a sound row is what an operator asked for."""
+    """Whether a sound row matches a filter."""
     return (
         wanted.round_id in (None, row.round_id)
         and wanted.state in (None, row.state)
@@ -150,21 +151,22 @@ def matches(row: ShareRow, wanted: QueueFilter) -> bool:
 
 
 def is_marked_closed(tx: Transaction, round_no: int) -> bool:
-    """Whether a round is marked as closed by the chain's word."""
-    kept = kept_round(tx, round_no)
-    return kept is not None and kept.closed_ms is not None
+    """Whether the store has marked a round as closed by the chain."""
+    stored = kept_round(tx, round_no)
+    return stored is not None and stored.closed_ms is not None
 
 
-# ---------------------------------------------------------------------- handing over
+# ---------------------------------------------------------------------- moving shares to another machine
 
 
 def mark_moved(tx: Transaction, marks: Sequence[RowMark], note: str, at_ms: int, *, at_rest: bool) -> Counter[str]:
-    """Give up shares that a file carries to another machine: they fail here, with the stage `MOVED`.
+    """Fail shares that were exported to another machine, with the stage `MOVED`.
 
     Args:
-        marks: the rows as the file has them; one that changed since stays.
-        note: what their histories are told.
-        at_rest: only shares that nobody works on. Without a daemon nobody works on any.
+        marks: the rows as they were exported; a row that has changed since stays.
+        note: text of the history entry.
+        at_ms: unix milliseconds now.
+        at_rest: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
 
     Returns:
         How many were `moved`, and how many `stayed`.

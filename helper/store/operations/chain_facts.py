@@ -1,4 +1,4 @@
-"""Operations that take in what the chain tells: rounds, spent nullifiers, leaves; and the end of a round."""
+"""Operations on data from the chain: rounds, spent nullifiers, tree leaves; closing and purging rounds."""
 
 from __future__ import annotations
 
@@ -25,69 +25,73 @@ _LIVE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 
 def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> None:
-    """Keep rounds as the chain tells them; what was done about their end stands."""
+    """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
     tx.alone()
-    for told in rounds:
-        round_no = tx.need_round(told.round_id).no
-        kept = kept_round(tx, round_no)
-        proposals = [[proposal.id, list(proposal.options)] for proposal in told.proposals]
+    for listed in rounds:
+        round_no = tx.need_round(listed.round_id).no
+        stored = kept_round(tx, round_no)
+        proposals = [[proposal.id, list(proposal.options)] for proposal in listed.proposals]
         row = RoundRow(
             round_no=round_no,
-            status=int(told.status),
-            vote_end_time=told.vote_end_time,
-            created_at_height=told.created_at_height,
+            status=int(listed.status),
+            vote_end_time=listed.vote_end_time,
+            created_at_height=listed.created_at_height,
             proposals=orjson.dumps(proposals).decode(),
             seen_ms=at_ms,
-            closed_ms=None if kept is None else kept.closed_ms,
-            alerted_ms=None if kept is None else kept.alerted_ms,
+            closed_ms=None if stored is None else stored.closed_ms,
+            alerted_ms=None if stored is None else stored.alerted_ms,
         )
         tx.run("save_round", row.sealed(tx.keys.rows))
 
 
 def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
-    """Note that the chain has closed a round; the first time stands."""
+    """Record that the chain has closed a round; an earlier mark is unchanged."""
     tx.alone()
     key = tx.round_key(round_id)
-    kept = None if key is None else kept_round(tx, key.no)
-    if kept is not None and kept.closed_ms is None:
-        tx.run("save_round", kept._replace(closed_ms=at_ms).sealed(tx.keys.rows))
+    stored = None if key is None else kept_round(tx, key.no)
+    if stored is not None and stored.closed_ms is None:
+        tx.run("save_round", stored._replace(closed_ms=at_ms).sealed(tx.keys.rows))
 
 
 def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
-    """Note that a round's unsubmitted shares were reported; the first time stands."""
+    """Record that a round's unsubmitted shares were reported; an earlier mark is unchanged."""
     tx.alone()
     key = tx.round_key(round_id)
-    kept = None if key is None else kept_round(tx, key.no)
-    if kept is not None and kept.alerted_ms is None:
-        tx.run("save_round", kept._replace(alerted_ms=at_ms).sealed(tx.keys.rows))
+    stored = None if key is None else kept_round(tx, key.no)
+    if stored is not None and stored.alerted_ms is None:
+        tx.run("save_round", stored._replace(alerted_ms=at_ms).sealed(tx.keys.rows))
 
 
 def kept_round(tx: Transaction, round_no: int) -> RoundRow | None:
-    """A round as it is kept; a damaged row counts as none."""
-    found = tx.one("round", (round_no,))
-    row = None if found is None else RoundRow(*found)
+    """The stored round; None if there is none or its row is damaged."""
+    columns = tx.one("round", (round_no,))
+    row = None if columns is None else RoundRow(*columns)
     return row if row is not None and row.is_sound(tx.keys.rows) else None
 
 
 def set_meta(tx: Transaction, key: str, value: str) -> None:
-    """Remember a text."""
+    """Store a text in `meta`."""
     tx.run("set_meta", fact_row(key, value))
 
 
 def add_spent(tx: Transaction, spent: Sequence[Spent], at_ms: int) -> list[int]:
-    """Nullifiers that the chain has counted: any share of ours among them becomes a tombstone."""
+    """Store nullifiers counted by the chain, and replace our shares among them with tombstones.
+
+    Returns:
+        The ids of the shares that this call confirmed.
+    """
     if tx.all_spent(spent):
         return []
     tx.alone()
-    return _count(tx, spent, at_ms)
+    return _apply_spent(tx, spent, at_ms)
 
 
-def _count(tx: Transaction, spent: Sequence[Spent], at_ms: int) -> list[int]:
-    """The same where no other host can do so too."""
+def _apply_spent(tx: Transaction, spent: Sequence[Spent], at_ms: int) -> list[int]:
+    """Like `add_spent`, under the exclusive lock."""
     if tx.all_spent(spent):
-        return []  # another host was first, and this one has waited for it
-    # All that is public first, and then what goes, by its number: where a database keeps a log of its writes, it does
-    # not join one of these to the share that was deleted for it.
+        return []  # another host applied them while this one waited for the lock
+    # All public nullifiers first, then our deletions in order of id: in a database's log of writes, the order must not
+    # link a nullifier to the share that is deleted for it.
     numbers = [(tx.need_round(round_id).no, nullifier) for round_id, nullifier in spent]
     tx.many("add_spent", numbers)
     ours = tx.owners(numbers)
@@ -95,9 +99,9 @@ def _count(tx: Transaction, spent: Sequence[Spent], at_ms: int) -> list[int]:
 
 
 def _confirm(tx: Transaction, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
-    """Put a tombstone in the place of the share that has this nullifier; the only way to SUBMITTED.
+    """Replace the share that has this nullifier with a tombstone: the only transition to SUBMITTED.
 
-    A damaged share is buried too, as far as that can be: one bad row must not hold up a block.
+    A damaged share is confirmed too, as far as possible: one damaged row must not block the processing of a block.
     """
     row = tx.share(share_id)
     if row is None:
@@ -116,26 +120,26 @@ def _confirm(tx: Transaction, share_id: int, round_no: int, nullifier: bytes, at
 
 
 def _delete(tx: Transaction, share_id: int, round_no: int, state: int) -> bool:
-    """Whether it was there."""
-    # One row a statement: SQLite journals what a statement changes, and beyond 64 kB it does so in a file.
-    was = tx.run("delete_share", (share_id,)) == 1
+    """Delete a live share. Returns whether it existed."""
+    # One row per statement: SQLite writes a statement journal, to a file if it exceeds 64 kB.
+    existed = tx.run("delete_share", (share_id,)) == 1
     tx.run("drop_damaged", (share_id,))
     tx.release_claim(share_id)
-    if state in _LIVE:  # the column of a damaged row may say anything
+    if state in _LIVE:  # in a damaged row, the column may hold any value
         tx.count(round_no, state, -1)
     tx.erased = True
-    return was
+    return existed
 
 
 def apply_block(tx: Transaction, height: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
-    """Take in a block's nullifiers and move the cursor to it, never back.
+    """Apply the nullifiers of a block and move the cursor to it, never back.
 
-    Every host reads every block: those that come after the first hold up nobody.
+    Every host reads every block. If another host has applied it already, no exclusive lock is taken.
     """
     if tx.all_spent(spent) and _has_reached(tx, height):
         return []
     tx.alone()
-    confirmed = _count(tx, spent, at_ms)
+    confirmed = _apply_spent(tx, spent, at_ms)
     if not _has_reached(tx, height):
         set_meta(tx, CURSOR, str(height))
     return confirmed
@@ -159,9 +163,9 @@ def skip_to(tx: Transaction, height: int, first: int) -> None:
 
 
 def move_back(tx: Transaction, height: int, first: int) -> None:
-    """Move the cursor down to `height`; the blocks from `first` to it are unread, and none above it.
+    """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
-    Nothing changes if the cursor is at `height` or below.
+    Blocks above it are not recorded as unread any more. Nothing changes if the cursor is at `height` or below.
     """
     tx.alone()
     cursor = read_fact(tx.all("get_meta", (CURSOR,)))
@@ -175,9 +179,9 @@ def move_back(tx: Transaction, height: int, first: int) -> None:
 
 
 def apply_unread(tx: Transaction, first: int, last: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
-    """Apply the nullifiers of unread blocks from `first` to `last`; these blocks are read from now on."""
+    """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read."""
     tx.alone()
-    confirmed = _count(tx, spent, at_ms)
+    confirmed = _apply_spent(tx, spent, at_ms)
     set_meta(tx, UNREAD, format_ranges(remove_range(_unread(tx), first, last)))
     return confirmed
 
@@ -187,22 +191,22 @@ def _unread(tx: Transaction) -> list[tuple[int, int]]:
 
 
 def _has_reached(tx: Transaction, height: int) -> bool:
-    """Whether the block at a height, or one above it, was taken in."""
+    """Whether the cursor is at a height or above it."""
     cursor = read_fact(tx.all("get_meta", (CURSOR,)))
     return cursor is not None and int(cursor) >= height
 
 
-# ---------------------------------------------------------------------- trees
+# ---------------------------------------------------------------------- commitment trees
 
 
 def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leaves: bytes) -> None:
-    """Append leaves to a round's tree; what is there already must be the same.
+    """Append leaves to a round's tree. Leaves that are stored already must be equal.
 
     Raises:
-        StoreError: they contradict what is kept, leave a gap, or are not whole leaves.
+        StoreError: they contradict the stored leaves, leave a gap, or are not complete.
     """
     if len(leaves) % LEAF_BYTES or start < 0:
-        raise StoreError("leaves of 32 bytes each were expected", advice="This is a fault of the helper: report it.")
+        raise StoreError("leaves must have 32 bytes each", advice="This is a bug in the helper: report it.")
     if not leaves:
         return
     tx.alone()
@@ -210,31 +214,31 @@ def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leave
     last = tx.one("last_leaves", (key.no,))
     size = 0 if last is None else last[0] + last[2]
     if start > size:
-        raise StoreError(f"leaves from {start} on, but only {size} are kept: some are missing")
+        raise StoreError(f"cannot store leaves from index {start}: only {size} leaves are stored, some are missing")
     stop = start + len(leaves) // LEAF_BYTES
     known = min(stop, size) - start
-    if known and _kept(tx, key.no, start, start + known) != leaves[: known * LEAF_BYTES]:
-        raise StoreError(f"leaves from {start} on contradict those that are kept")
+    if known and _stored_leaves(tx, key.no, start, start + known) != leaves[: known * LEAF_BYTES]:
+        raise StoreError(f"the leaves from index {start} contradict the stored leaves")
     if stop > size:
         tx.run("add_leaves", (key.no, size, height, leaves[known * LEAF_BYTES :]))
 
 
-def _kept(tx: Transaction, round_no: int, start: int, stop: int) -> bytes:
-    """The leaves from `start` to `stop`, all of which are kept."""
+def _stored_leaves(tx: Transaction, round_no: int, start: int, stop: int) -> bytes:
+    """The leaves from `start` to `stop`, all of which are stored."""
     rows = tx.all("leaves_between", {"round_no": round_no, "start": start, "stop": stop})
     first = rows[0][0] if rows else start
-    whole = b"".join(row[1] for row in rows)
-    return whole[(start - first) * LEAF_BYTES : (stop - first) * LEAF_BYTES]
+    leaves = b"".join(row[1] for row in rows)
+    return leaves[(start - first) * LEAF_BYTES : (stop - first) * LEAF_BYTES]
 
 
 def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: bytes) -> None:
-    """Keep the inner nodes of complete subtrees, from one index on.
+    """Store the inner nodes of complete subtrees, from subtree `first_index` on.
 
     Raises:
-        StoreError: they are not whole subtrees.
+        StoreError: a subtree is incomplete.
     """
     if len(subtrees) % SUBTREE_BYTES:
-        raise StoreError("whole subtrees were expected", advice="This is a fault of the helper: report it.")
+        raise StoreError("subtrees must be complete", advice="This is a bug in the helper: report it.")
     tx.alone()
     key = tx.need_round(round_id)
     for n in range(len(subtrees) // SUBTREE_BYTES):
@@ -242,7 +246,7 @@ def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: 
 
 
 def drop_tree(tx: Transaction, round_id: bytes) -> None:
-    """Forget a round's leaves and subtrees."""
+    """Delete a round's leaves and subtrees."""
     tx.alone()
     key = tx.round_key(round_id)
     if key is not None:
@@ -250,11 +254,11 @@ def drop_tree(tx: Transaction, round_id: bytes) -> None:
         tx.run("drop_subtrees", (key.no,))
 
 
-# ---------------------------------------------------------------------- the end of a round
+# ---------------------------------------------------------------------- closing and purging
 
 
 def close_some(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
-    """Fail some of a closed round's shares that are not confirmed; 0 when there are no more."""
+    """Fail some of a closed round's unconfirmed shares. Returns how many; 0 if there are no more."""
     tx.alone()
     key = tx.round_key(round_id)
     if key is None:
@@ -268,13 +272,13 @@ def close_some(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: i
 
 
 def purge_some(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
-    """Erase some of what a round has; of its failed shares stage and reason are counted.
+    """Delete a part of a round's data; stage and reason of its failed shares are counted.
 
     Returns:
-        How many shares and tombstones went, and whether the round is gone altogether.
+        The number of deleted shares and tombstones, and whether everything of the round is deleted.
 
     Raises:
-        StoreCorrupt: the database names shares that are not there.
+        StoreCorrupt: an index lists shares that do not exist.
     """
     tx.alone()
     key = tx.round_key(round_id)
@@ -284,13 +288,13 @@ def purge_some(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tupl
     ids = [(row[0], ShareState.RECEIVED.value) for row in tx.all("round_waiting", params)]
     ids += [(row[0], row[1]) for row in tx.all("round_not_waiting", params)]
     if ids:
-        reasons = [_why_failed(tx, share_id) for share_id, _ in ids]
-        count_failed(tx, [why for why in reasons if why is not None], at_ms)
-        gone = sum(_delete(tx, share_id, key.no, state) for share_id, state in ids)
-        if not gone:
+        failures = [_failure_of(tx, share_id) for share_id, _ in ids]
+        count_failed(tx, [failure for failure in failures if failure is not None], at_ms)
+        deleted = sum(_delete(tx, share_id, key.no, state) for share_id, state in ids)
+        if not deleted:
             tx.index_is_wrong()
-            raise StoreCorrupt("the database is damaged: it names shares of a closed round that are not there")
-        return gone, False
+            raise StoreCorrupt("the database is damaged: an index lists shares of a closed round that do not exist")
+        return deleted, False
     buried = tx.run("purge_tombstones", params)
     tx.count(key.no, ShareState.SUBMITTED, -buried)
     tx.erased = True
@@ -305,8 +309,8 @@ def purge_some(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tupl
     return 0, True
 
 
-def _why_failed(tx: Transaction, share_id: int) -> tuple[str, str] | None:
-    """Stage and reason of a share that failed and is about to be erased; None of one that had not."""
+def _failure_of(tx: Transaction, share_id: int) -> tuple[str, str] | None:
+    """Stage and reason of a failed share that is about to be deleted; None if it has not failed."""
     row = tx.share(share_id)
     if row is None or not row.is_sound(tx.keys.rows):
         return DAMAGED

@@ -1,4 +1,4 @@
-"""What an export carries: the live shares in a snapshot of the database, as they stood in one moment."""
+"""Selects the live shares for an export from a snapshot of the database."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _CHAIN_ID: Final = "chain_id"
 
 @dataclass(slots=True)
 class Selection:
-    """The shares that an export carries.
+    """The shares of an export.
 
     Attributes:
-        chain_id: the chain that they are for, None when it was never learnt.
+        chain_id: the chain of the shares, None if it is not known yet.
         carried: the shares.
-        marks: their rows as they were.
-        left: how many live shares are not among them: `damaged`, of a `closed` round, or `moved` before.
+        marks: the versions of their rows.
+        left: number of live shares that match but are not exported: `closed` round, or `moved` before; and number of
+            all `damaged` ones.
     """
 
     chain_id: str | None
@@ -41,15 +42,15 @@ class Selection:
 
 
 def select_for_export(image: bytes, wanted: QueueFilter, refs: Collection[str] = ()) -> Selection:
-    """The shares in a database's bytes that an operator wants to carry away.
+    """Select the shares in a database image that match.
 
     Args:
-        image: what `take_snapshot` gave: it was checked.
-        wanted: which of them.
-        refs: the beginnings of their names; none for any.
+        image: a checked image from `take_snapshot`.
+        wanted: the filter that they must match.
+        refs: prefixes of references, at least one of which must match; empty for any.
 
     Raises:
-        StoreError: the bytes can not be read.
+        StoreError: the image cannot be read.
     """
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
@@ -63,43 +64,43 @@ def select_for_export(image: bytes, wanted: QueueFilter, refs: Collection[str] =
 def _select(conn: sqlite3.Connection, wanted: QueueFilter, refs: tuple[str, ...]) -> Selection:
     key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
     if key is None:
-        raise StoreCorrupt("the database is damaged: the key of its rows is not what it was")
+        raise StoreCorrupt("the database is damaged: the key of the row checks fails its check")
     row_key = bytes.fromhex(key)
-    found = Selection(read_fact(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
+    selection = Selection(read_fact(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
     closed = set(_closed_rounds(conn, row_key))
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
     for columns in conn.execute(queries()["every_share"]):
         row = ShareRow(*columns)
         if row.id in aside or not row.is_sound(row_key):
-            found.left["damaged"] += 1
+            selection.left["damaged"] += 1
         elif matches(row, wanted) and (not refs or row.mac.hex().startswith(refs)):
-            _add(conn, row, row_key, closed, found)
-    return found
+            _add(conn, row, row_key, closed, selection)
+    return selection
 
 
 def _closed_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[bytes]:
     for round_id, *columns in conn.execute(queries()["rounds"]):
-        kept = RoundRow(*columns)
-        if kept.is_sound(row_key) and kept.closed_ms is not None:
+        row = RoundRow(*columns)
+        if row.is_sound(row_key) and row.closed_ms is not None:
             yield round_id
 
 
-def _add(conn: sqlite3.Connection, row: ShareRow, row_key: bytes, closed: set[bytes], found: Selection) -> None:
-    """Add a share, unless another machine has it already or it can not be counted any more."""
+def _add(conn: sqlite3.Connection, row: ShareRow, row_key: bytes, closed: set[bytes], selection: Selection) -> None:
+    """Add a share, unless its round is closed or it was moved to another machine before."""
     if row.round_id in closed:
-        found.left["closed"] += 1
+        selection.left["closed"] += 1
     elif row.state == ShareState.FAILED and row.stage == MOVED:
-        found.left["moved"] += 1
+        selection.left["moved"] += 1
     else:
-        found.carried.append(_carried(conn, row, row_key))
-        found.marks.append((row.id, row.row_check))
+        selection.carried.append(_exported(conn, row, row_key))
+        selection.marks.append((row.id, row.row_check))
 
 
-def _carried(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> ExportedShare:
+def _exported(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> ExportedShare:
     state = ShareState(row.state)
     reveal = _reveal(conn, row.id, row_key) if state is ShareState.BROADCAST else None
     if reveal is None and state in {ShareState.BROADCAST, ShareState.WITNESSED}:
-        state = ShareState.RECEIVED  # its proof is made anew
+        state = ShareState.RECEIVED  # without a message, the importing machine proves it again
     return ExportedShare(
         share=row.share(),
         received_ms=row.received_ms,
@@ -119,16 +120,16 @@ def _carried(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> Exporte
 
 
 def _reveal(conn: sqlite3.Connection, share_id: int, row_key: bytes) -> ExportedReveal | None:
-    """The message of a share, None where it is damaged."""
-    found = conn.execute(queries()["reveal"], (share_id,)).fetchone()
-    kept = None if found is None else RevealRow(*found)
-    if kept is None or not kept.is_sound(row_key):
+    """The message of a share, None if it is damaged."""
+    columns = conn.execute(queries()["reveal"], (share_id,)).fetchone()
+    row = None if columns is None else RevealRow(*columns)
+    if row is None or not row.is_sound(row_key):
         return None
     return ExportedReveal(
-        prepared=PreparedReveal(kept.message, kept.tx_hash, kept.anchor_height, kept.circuit, kept.height),
-        sends=kept.sends,
-        first_sent_height=kept.first_sent_height,
-        last_sent_height=kept.last_sent_height,
-        last_endpoint=kept.last_endpoint,
-        last_outcome=kept.last_outcome,
+        prepared=PreparedReveal(row.message, row.tx_hash, row.anchor_height, row.circuit, row.height),
+        sends=row.sends,
+        first_sent_height=row.first_sent_height,
+        last_sent_height=row.last_sent_height,
+        last_endpoint=row.last_endpoint,
+        last_outcome=row.last_outcome,
     )

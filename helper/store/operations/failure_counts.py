@@ -1,4 +1,4 @@
-"""How many shares had failed for good when their round was purged, by day, stage and reason; nothing else of them."""
+"""Counts failed shares of purged rounds by day, stage and reason, and stores nothing else of them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from helper.store.records import short
 from helper.store.transaction import Transaction
 
 DAYS_KEPT: Final = 14
-"""Days for which it is told."""
+"""Days for which counts are stored."""
 KINDS_A_DAY: Final = 100
-"""Pairs of stage and reason that are told apart on one day; further ones are counted together."""
+"""Distinct pairs of stage and reason per day; further ones are counted together."""
 OTHER: Final = ("other", "further reasons")
 DAMAGED: Final = ("damaged", "its row could not be read")
 _DAY_MS: Final = 86_400_000
 _STAGE_CHARS: Final = 32
 _LONG: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2}")
-"""What could be the name or a field of a share, in a node's words."""
+"""Text that could identify a share, such as a hash or a field in a node's error message."""
 
 
 def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int) -> None:
-    """Count shares that are erased now.
+    """Count failed shares that are about to be deleted.
 
     Args:
         failed: stage and note of each.
         at_ms: unix milliseconds now.
     """
     day = at_ms // _DAY_MS
-    kinds = Counter((short(_plain(stage), _STAGE_CHARS), short(_plain(note))) for stage, note in failed)
+    kinds = Counter((short(_redact(stage), _STAGE_CHARS), short(_redact(note))) for stage, note in failed)
     for (stage, reason), number in kinds.items():
         kind: dict[str, int | str] = {"day": day, "stage": stage, "reason": reason}
         known = tx.one("has_failed_before", kind) is not None
@@ -39,8 +39,8 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
         tx.run("add_failed_before", {**kind, "n": number})
 
 
-def _plain(text: str) -> str:
-    """A text without anything that could name a share."""
+def _redact(text: str) -> str:
+    """Replace everything that could identify a share."""
     return _LONG.sub("…", text)
 
 

@@ -1,4 +1,4 @@
-"""Imports shares from another machine's export. A share that was handed over from here is revived."""
+"""Imports shares from another machine's export. A share that was moved away from here is revived."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _STAGE_CHARS: Final = 32
 def import_shares(
     tx: Transaction, carried: Sequence[Checked], note: str, at_ms: int, *, dry: bool
 ) -> list[ImportedShare]:
-    """Take over shares, each in the state that it had there.
+    """Import shares, each in the state that it had on the other machine.
 
-    A share that is failed here with the stage `MOVED` was handed over before: it goes back to RECEIVED, with all its
-    attempts, whatever its state was there. Otherwise neither machine would reveal it.
+    A share that is FAILED here with the stage `MOVED` was moved away from here before. It returns to RECEIVED with all
+    attempts, whatever its state on the other machine; otherwise neither machine would reveal it.
 
     Args:
-        carried: checked in the same way as a wallet's shares.
-        note: of the line in their histories.
+        carried: validated in the same way as posted shares.
+        note: text of the history entry.
         at_ms: unix milliseconds now.
         dry: change nothing.
 
     Returns:
-        What was done with each, in their order. A share of an unknown round is left, as it could never be purged.
+        The result of each, in their order. A share of an unknown round is skipped, because it could never be purged.
     """
     tx.beside()
-    return [_take_over(tx, one, nullifier, note, at_ms, dry=dry) for one, nullifier in carried]
+    return [_import_share(tx, exported, nullifier, note, at_ms, dry=dry) for exported, nullifier in carried]
 
 
-def _take_over(
-    tx: Transaction, one: ExportedShare, nullifier: bytes, note: str, at_ms: int, *, dry: bool
+def _import_share(
+    tx: Transaction, exported: ExportedShare, nullifier: bytes, note: str, at_ms: int, *, dry: bool
 ) -> ImportedShare:
-    round_id = one.share.round_id
+    round_id = exported.share.round_id
     key = tx.round_key(round_id)
-    told = None if key is None else kept_round(tx, key.no)
-    if key is None or told is None:
+    stored_round = None if key is None else kept_round(tx, key.no)
+    if key is None or stored_round is None:
         return ImportedShare(ImportResult.UNKNOWN, round_id=round_id)
-    mac = key.mac(one.share.key)
+    mac = key.mac(exported.share.key)
     result = ImportResult.TAKEN
-    if told.closed_ms is not None:
+    if stored_round.closed_ms is not None:
         result = ImportResult.CLOSED
     elif tx.one("is_spent", (key.no, nullifier)) is not None:
         result = ImportResult.CONFIRMED
@@ -58,20 +58,20 @@ def _take_over(
         known = _find_known(tx, key, mac, nullifier, at_ms)
         result = known if isinstance(known, ImportResult) else ImportResult.REVIVED
         if isinstance(known, ShareRow) and not dry:
-            _revive(tx, known, one, note, at_ms)
+            _revive(tx, known, exported, note, at_ms)
     elif not dry:
-        row = _row(tx, key, one, nullifier)
+        row = _row(tx, key, exported, nullifier)
         tx.add_shares([row])
         tx.count(key.no, ShareState.RECEIVED, 1)
-        for line in one.history:
-            _tell(tx, row.id, line)
-        _tell(tx, row.id, HistoryEntry(at_ms, STAGE, note, counted=False))
-        _bring(tx, row, one, at_ms)
+        for entry in exported.history:
+            _add_history(tx, row.id, entry)
+        _add_history(tx, row.id, HistoryEntry(at_ms, STAGE, note, counted=False))
+        _restore_state(tx, row, exported, at_ms)
     return ImportedShare(result, share_ref(mac), round_id)
 
 
 def _find_known(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
-    """The row of a known share that was handed over from here, else why the share is left."""
+    """The row of a known share that was moved away from here; else why the share is skipped."""
     live = tx.one("live_id", (mac,))
     if live is None:
         buried = tx.one("is_buried", (key.no, mac)) is not None
@@ -85,22 +85,22 @@ def _find_known(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at
     return row if row.stage == MOVED and row.nullifier == nullifier else ImportResult.FAILED
 
 
-def _revive(tx: Transaction, row: ShareRow, one: ExportedShare, note: str, at_ms: int) -> None:
-    """Move a share that was handed over back to RECEIVED, or to BROADCAST with a message that may have been sent."""
-    lines = tx.all("history", (row.id,))
-    kept = {HistoryEntry(line_at_ms, stage, text, bool(counted)) for line_at_ms, stage, text, counted in lines}
-    for line in one.history:
-        if line not in kept:
-            _tell(tx, row.id, line)
-    revived = revive(tx, row, STAGE, note, at_ms, proved_height=one.proved_height)
-    # The file may name another time for the same share; the time that was acknowledged here counts.
-    if one.state is ShareState.BROADCAST and row.submit_at * 1000 <= at_ms:
-        _bring(tx, revived, one, at_ms)
+def _revive(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:
+    """Return a share that was moved away to RECEIVED, or to BROADCAST if its message may have been sent."""
+    rows = tx.all("history", (row.id,))
+    stored = {HistoryEntry(entry_at_ms, stage, text, bool(counted)) for entry_at_ms, stage, text, counted in rows}
+    for entry in exported.history:
+        if entry not in stored:
+            _add_history(tx, row.id, entry)
+    revived = revive(tx, row, STAGE, note, at_ms, proved_height=exported.proved_height)
+    # The file may have another submit_at for the same share; the one that was acknowledged here applies.
+    if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= at_ms:
+        _restore_state(tx, revived, exported, at_ms)
 
 
-def _row(tx: Transaction, key: RoundKey, one: ExportedShare, nullifier: bytes) -> ShareRow:
-    """The share's row as it begins: received."""
-    share, mac = one.share, key.mac(one.share.key)
+def _row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifier: bytes) -> ShareRow:
+    """The row of a new share, in RECEIVED."""
+    share, mac = exported.share, key.mac(exported.share.key)
     return ShareRow(
         round_id=share.round_id,
         id=tx.new_id(),
@@ -117,66 +117,68 @@ def _row(tx: Transaction, key: RoundKey, one: ExportedShare, nullifier: bytes) -
         c1=share.c1,
         c2=share.c2,
         nullifier=nullifier,
-        received_ms=one.received_ms,
+        received_ms=exported.received_ms,
         rank=rank(tx.keys.order, mac),
         state=ShareState.RECEIVED.value,
-        # Whatever a file says: never before its own time.
-        due_ms=max(one.due_ms, share.submit_at * 1000),
-        attempts=one.attempts,
-        crashes=one.crashes,
-        proved_height=one.proved_height,
-        stage=short(one.stage, _STAGE_CHARS),
-        note=short(one.note),
+        # Never before submit_at, whatever the file says.
+        due_ms=max(exported.due_ms, share.submit_at * 1000),
+        attempts=exported.attempts,
+        crashes=exported.crashes,
+        proved_height=exported.proved_height,
+        stage=short(exported.stage, _STAGE_CHARS),
+        note=short(exported.note),
     ).sealed(tx.keys.rows)
 
 
-def _bring(tx: Transaction, row: ShareRow, one: ExportedShare, at_ms: int) -> None:
-    """Bring a share to where it stood by legal moves."""
-    if one.state is ShareState.FAILED:
+def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_ms: int) -> None:
+    """Bring a share from RECEIVED to its exported state by legal transitions."""
+    if exported.state is ShareState.FAILED:
         rewrite(tx, row, row._replace(state=ShareState.FAILED.value))
-    elif one.state is ShareState.BROADCAST and one.reveal is not None and may_have_been_sent(one, at_ms):
+    elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, at_ms):
         row = rewrite(tx, row, row._replace(state=ShareState.WITNESSED.value))
-        _keep_reveal(tx, row.id, one)
+        _add_reveal(tx, row.id, exported)
         rewrite(tx, row, row._replace(state=ShareState.BROADCAST.value))
 
 
-def may_have_been_sent(one: ExportedShare, at_ms: int) -> bool:
-    """Whether a carried message is gone on with: its sending was begun, and its time has come here too.
+def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
+    """Whether an imported message is used: a send was started, and `submit_at` has passed here too.
 
-    Any other is dropped, and its share proven anew at its time: nothing of it left the other machine.
+    Any other message never left the other machine: it is dropped, and the share proven again when it is due.
     """
-    return one.reveal is not None and one.reveal.sends > 0 and one.share.submit_at * 1000 <= at_ms
+    reveal = exported.reveal
+    return reveal is not None and reveal.sends > 0 and exported.share.submit_at * 1000 <= at_ms
 
 
-def _keep_reveal(tx: Transaction, share_id: int, one: ExportedShare) -> None:
-    assert one.reveal is not None
-    prepared = one.reveal.prepared
-    kept = RevealRow(
+def _add_reveal(tx: Transaction, share_id: int, exported: ExportedShare) -> None:
+    reveal = exported.reveal
+    assert reveal is not None
+    prepared = reveal.prepared
+    row = RevealRow(
         share_id=share_id,
         message=prepared.message,
         tx_hash=prepared.tx_hash,
         anchor_height=prepared.anchor_height,
         circuit=prepared.circuit,
         height=prepared.height,
-        sends=one.reveal.sends,
-        first_sent_height=one.reveal.first_sent_height,
-        last_sent_height=one.reveal.last_sent_height,
-        last_endpoint=_short_or_none(one.reveal.last_endpoint),
-        last_outcome=_short_or_none(one.reveal.last_outcome),
+        sends=reveal.sends,
+        first_sent_height=reveal.first_sent_height,
+        last_sent_height=reveal.last_sent_height,
+        last_endpoint=_short_or_none(reveal.last_endpoint),
+        last_outcome=_short_or_none(reveal.last_outcome),
     ).sealed(tx.keys.rows)
-    tx.run("carry_reveal", tuple(kept))
+    tx.run("carry_reveal", tuple(row))
 
 
 def _short_or_none(text: str | None) -> str | None:
     return None if text is None else short(text)
 
 
-def _tell(tx: Transaction, share_id: int, line: HistoryEntry) -> None:
-    told: dict[str, Column] = {
+def _add_history(tx: Transaction, share_id: int, entry: HistoryEntry) -> None:
+    params: dict[str, Column] = {
         "id": share_id,
-        "at_ms": line.at_ms,
-        "stage": short(line.stage, _STAGE_CHARS),
-        "note": short(line.note),
-        "counted": int(line.counted),
+        "at_ms": entry.at_ms,
+        "stage": short(entry.stage, _STAGE_CHARS),
+        "note": short(entry.note),
+        "counted": int(entry.counted),
     }
-    tx.one("add_history", told)
+    tx.one("add_history", params)

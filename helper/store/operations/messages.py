@@ -1,4 +1,4 @@
-"""Operations on the messages of shares: keeping, sending, reading them back."""
+"""Operations on prepared messages: store, mark as sending, record the outcome, read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.transaction import Transaction
 
 PREPARED: Final = "prepared"
-"""What hosts are told when there is a message to send."""
+"""Notification of hosts when a message is ready to be sent."""
 
 
 def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool:
-    """WITNESSED -> BROADCAST with its message."""
+    """WITNESSED -> BROADCAST, storing the message."""
     change = Transition(
         frozenset({ShareState.WITNESSED}),
         ShareState.BROADCAST,
         "broadcast",
-        f"proven with {prepared.circuit}, the message is kept",
+        f"proven with {prepared.circuit}, message stored",
         at_ms,
         proved_height=prepared.height,
     )
@@ -29,28 +29,28 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int
     if row is None:
         return False
     check_source(row, change)
-    kept = RevealRow(
+    reveal = RevealRow(
         share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
     ).sealed(tx.keys.rows)
-    # The message first: the schema lets no share be BROADCAST without one.
-    tx.run("add_reveal", (*kept[:6], kept.row_check))
+    # The message first: the schema does not allow BROADCAST without one.
+    tx.run("add_reveal", (*reveal[:6], reveal.row_check))
     tx.tell(PREPARED)
     move_row(tx, row, change)
     return True
 
 
 def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:
-    """One send more, at this chain height, to this endpoint; False where it is another host that sends."""
+    """Record that a send to this endpoint starts at this chain height; False if this host may not send."""
     if not tx.sends():
         return False
-    kept = _reveal(tx, share_id, at_ms)
-    if kept is None:
+    reveal = _reveal(tx, share_id, at_ms)
+    if reveal is None:
         return False
-    first = height if kept.first_sent_height is None else kept.first_sent_height
+    first = height if reveal.first_sent_height is None else reveal.first_sent_height
     _write(
         tx,
-        kept._replace(
-            sends=kept.sends + 1,
+        reveal._replace(
+            sends=reveal.sends + 1,
             first_sent_height=first,
             last_sent_height=max(first, height),
             last_endpoint=short(endpoint),
@@ -61,49 +61,52 @@ def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoi
 
 
 def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str) -> None:
-    """What the latest send came to, unless another host sends by now: what it knows is newer."""
-    kept = _reveal(tx, share_id, at_ms) if tx.sends() else None
-    if kept is not None:
-        _write(tx, kept._replace(last_outcome=short(outcome)))
+    """Record the result of the latest send, unless another host has become the sender: its results are newer."""
+    reveal = _reveal(tx, share_id, at_ms) if tx.sends() else None
+    if reveal is not None:
+        _write(tx, reveal._replace(last_outcome=short(outcome)))
 
 
-def read_sent(found: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
-    """The messages of rows as the query `unconfirmed` gives them, and the ids of those that are damaged.
+def read_sent(rows: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
+    """Convert rows of the query `unconfirmed` to messages.
 
     Args:
-        found: the columns of a share with its round's id, those of its message (NULL when it has none), and the numbers
-            of lines in its history, of all and of those about its messages.
-        row_key: the key of the checks.
+        rows: each has the columns of a share with its round id, those of its message (NULL if it has none), and two
+            counts of history entries: all, and those about messages.
+        row_key: the key of the row checks.
+
+    Returns:
+        The messages, and the ids of the shares with a damaged row.
     """
     sound: list[SentReveal] = []
     damaged: list[int] = []
     width = len(ShareRow._fields)
-    for columns in found:
-        share, kept = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
-        if share.is_sound(row_key) and kept.is_sound(row_key):
-            sound.append(kept.sent(share, first_try=columns[-2] == 1, first_message=columns[-1] == 1))
+    for columns in rows:
+        share, reveal = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
+        if share.is_sound(row_key) and reveal.is_sound(row_key):
+            sound.append(reveal.sent(share, first_try=columns[-2] == 1, first_message=columns[-1] == 1))
         else:
             damaged.append(share.id)
     return sound, damaged
 
 
 def set_aside(tx: Transaction, share_ids: Iterable[int], at_ms: int) -> None:
-    """Look again at shares that a reader found damaged, and set them aside."""
+    """Set aside those of these shares that are damaged."""
     for share_id in share_ids:
         _reveal(tx, share_id, at_ms)
 
 
 def look_through(tx: Transaction, at_ms: int) -> None:
-    """Read every share in BROADCAST, so that those that can not be read are set aside."""
+    """Read every share in BROADCAST, and set aside the unreadable ones."""
     params = {"state": ShareState.BROADCAST.value, "limit": -1}
     set_aside(tx, [row[0] for row in tx.all("shares_in_state", params)], at_ms)
 
 
 def check_some(tx: Transaction, at_ms: int, after: int, limit: int) -> int | None:
-    """Read some live shares, and the messages of those that have one; those that are damaged are set aside.
+    """Read up to `limit` live shares with an id above `after`, with their messages; set aside the damaged ones.
 
     Returns:
-        The last row that was looked at, None when there was none beyond `after`.
+        The id of the last row that was read, None if there was none.
     """
     ids = [row[0] for row in tx.all("share_ids", {"after": after, "limit": limit})]
     set_aside(tx, ids, at_ms)
@@ -111,20 +114,20 @@ def check_some(tx: Transaction, at_ms: int, after: int, limit: int) -> int | Non
 
 
 def _reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None:
-    """A sound message of a share in BROADCAST; with a damaged one the whole share is set aside."""
+    """The message of a share in BROADCAST, None if there is none. If it is damaged, the share is set aside."""
     row = load(tx, share_id, at_ms)
     if row is None or row.state != ShareState.BROADCAST:
         return None
-    found = tx.one("reveal", (share_id,))
-    if found is not None:
-        kept = RevealRow(*found)
-        if kept.is_sound(tx.keys.rows):
-            return kept
+    columns = tx.one("reveal", (share_id,))
+    if columns is not None:
+        reveal = RevealRow(*columns)
+        if reveal.is_sound(tx.keys.rows):
+            return reveal
     tx.set_aside(share_id, row.damaged(), at_ms)
     return None
 
 
-def _write(tx: Transaction, kept: RevealRow) -> None:
-    kept = kept.sealed(tx.keys.rows)
+def _write(tx: Transaction, reveal: RevealRow) -> None:
+    reveal = reveal.sealed(tx.keys.rows)
     names = ("share_id", "sends", "first_sent_height", "last_sent_height", "last_endpoint", "last_outcome", "row_check")
-    tx.run("change_reveal", {name: getattr(kept, name) for name in names})
+    tx.run("change_reveal", {name: getattr(reveal, name) for name in names})

@@ -1,7 +1,4 @@
-"""How a share moves from state to state: its row as it is read and written, and the line that its history gets.
-
-All of it runs on the writer thread, inside its transaction.
-"""
+"""State transitions of shares: loads and checks a row, writes it, and adds a history entry."""
 
 from __future__ import annotations
 
@@ -14,27 +11,27 @@ from helper.store.records import ShareRow, short
 from helper.store.transaction import Transaction
 
 HISTORY_KEPT: Final = 50
-"""Notes kept of one share; older ones go, except those that cost an attempt."""
+"""History entries stored per share. Older ones are deleted, except those that spent an attempt."""
 CLOSED: Final = "closed"
-"""The stage at which a share fails that was not counted when its round was closed."""
+"""The stage of a share that failed because it was not confirmed when its round was closed."""
 _STAGE_CHARS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of one share's state, and what is told about it.
+    """A change of one share's state, and its history entry.
 
     Attributes:
-        sources: the states from which it is meant; each must be legal in `TRANSITIONS`, or the target itself.
-        target: the state that it leads to.
-        stage: where it happens.
-        note: what is told.
+        sources: the accepted current states; each must be legal in `TRANSITIONS`, or the target itself.
+        target: the new state.
+        stage: stage of the history entry.
+        note: text of the history entry.
         at_ms: unix milliseconds now.
-        due_ms: the new time, None to keep the share's own.
-        attempts: attempts to add, or None to begin anew with none.
+        due_ms: the new due time, None for no change.
+        attempts: attempts to add, None to reset attempts and crashes to 0.
         crashes: crashes to add.
-        proved_height: chain height of a new proof, None to keep.
-        by_anyone: also where it is another host that works on the share.
+        proved_height: chain height of a new proof, None for no change.
+        by_anyone: apply it even if another host holds the claim.
     """
 
     sources: frozenset[ShareState]
@@ -50,24 +47,24 @@ class Transition:
 
 
 def move(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
-    """Move a share, with a line in its history; the row after it.
+    """Load a share, change its state and add a history entry.
 
     Returns:
-        None when the share is not there any more (it was confirmed), is set aside, failed with its round, or is another
-        host's.
+        The new row. None if the share no longer exists (it was confirmed), is set aside, failed when its round was
+        closed, or is claimed by another host.
 
     Raises:
-        StoreError: the share stands in a state from which this move is not meant.
+        StoreError: the share's state is not one of the accepted ones.
     """
     row = load_for(tx, share_id, change)
     return None if row is None else move_row(tx, row, change)
 
 
 def move_row(tx: Transaction, row: ShareRow, change: Transition) -> ShareRow:
-    """Move a share whose row `load_for` has given in this transaction; the row after it.
+    """Change the state of a share that `load_for` returned in this transaction. Returns the new row.
 
     Raises:
-        StoreError: the share stands in a state from which this move is not meant.
+        StoreError: the share's state is not one of the accepted ones.
     """
     was = check_source(row, change)
     if was is ShareState.BROADCAST and change.target is ShareState.RECEIVED:
@@ -82,30 +79,30 @@ def move_row(tx: Transaction, row: ShareRow, change: Transition) -> ShareRow:
         note=short(change.note),
     )
     moved = rewrite(tx, row, moved)
-    _tell(tx, moved, change.at_ms, counted=bool(change.attempts))
+    _add_history(tx, moved, change.at_ms, counted=bool(change.attempts))
     return moved
 
 
 def check_source(row: ShareRow, change: Transition) -> ShareState:
-    """The state that a share is in, if the move is meant from it and legal.
+    """The share's state, if the transition is legal from it.
 
     Raises:
-        StoreError: it is not; the text names both states.
+        StoreError: it is not legal; the text names both states.
     """
     was = ShareState(row.state)
     if was not in change.sources or change.target not in TRANSITIONS[was] | {was}:
         raise StoreError(
-            f"a share that is {was.name} can not become {change.target.name}",
-            advice="This is a fault of the helper: report it.",
+            f"a share that is {was.name} cannot become {change.target.name}",
+            advice="This is a bug in the helper: report it.",
         )
     return was
 
 
 def load_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
-    """A sound row for a change, None when there is nothing left to change.
+    """A sound row for a change, None if there is nothing left to change.
 
-    Then it is gone, or set aside; or it failed when its round was closed, which may happen while its proof is made or
-    its message sent; or another host has taken it up, or sends it.
+    None means that the row is deleted or set aside, that the share failed because its round was closed (which may
+    happen while it is proven or sent), or that another host has claimed or sends it.
     """
     row = load(tx, share_id, change.at_ms)
     if row is None or not (change.by_anyone or _is_ours(tx, row)):
@@ -116,12 +113,12 @@ def load_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | N
 
 
 def _is_ours(tx: Transaction, row: ShareRow) -> bool:
-    """Whether a share is this host's to change: it has its proof in hand, or sends what is proven."""
+    """Whether this host may change a share: it sends, for a share in BROADCAST; else it holds the claim."""
     return tx.sends() if row.state == ShareState.BROADCAST else tx.holds(row)
 
 
 def load(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
-    """A sound row, None when there is none; a damaged one is set aside and counts as none."""
+    """A sound row, None if there is none. A damaged row is set aside, and None returned."""
     row = tx.live(share_id)
     if row is not None and not row.is_sound(tx.keys.rows):
         tx.set_aside(share_id, row.damaged(), at_ms)
@@ -130,10 +127,13 @@ def load(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
 
 
 def rewrite(tx: Transaction, was: ShareRow, row: ShareRow) -> ShareRow:
-    """Write a changed row, if it still stands where it was read; the row with its check. The schema knows the moves.
+    """Write a changed row, and update claim and counters. The schema enforces legal transitions.
+
+    Returns:
+        The row with its check.
 
     Raises:
-        StoreError: it does not.
+        StoreError: the row's state is no longer the one that was read.
     """
     row = row.sealed(tx.keys.rows)
     changed = tx.run(
@@ -152,7 +152,7 @@ def rewrite(tx: Transaction, was: ShareRow, row: ShareRow) -> ShareRow:
         },
     )
     if changed != 1:
-        raise StoreError(f"share {row.id} changed under the writer: a second program writes to this file")
+        raise StoreError(f"share {row.id} was changed by another program that writes to this database")
     if was.state != row.state:
         tx.count(row.round_no, was.state, -1)
         tx.count(row.round_no, row.state, 1)
@@ -161,11 +161,11 @@ def rewrite(tx: Transaction, was: ShareRow, row: ShareRow) -> ShareRow:
     return row
 
 
-def _tell(tx: Transaction, row: ShareRow, at_ms: int, *, counted: bool) -> None:
-    """Add a line to a share's history, and drop what is too old."""
-    told = tx.one(
+def _add_history(tx: Transaction, row: ShareRow, at_ms: int, *, counted: bool) -> None:
+    """Add a history entry, and delete entries beyond `HISTORY_KEPT`."""
+    added = tx.one(
         "add_history",
         {"id": row.id, "at_ms": at_ms, "stage": row.stage, "note": row.note, "counted": int(counted)},
     )
-    if told is not None and told[0] > HISTORY_KEPT:
-        tx.run("trim_history", (row.id, told[0] - HISTORY_KEPT))
+    if added is not None and added[0] > HISTORY_KEPT:
+        tx.run("trim_history", (row.id, added[0] - HISTORY_KEPT))

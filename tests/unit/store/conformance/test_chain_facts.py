@@ -184,7 +184,7 @@ async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: Store) 
     assert await store.load_subtrees(ROUND) == first + second
     await store.save_subtrees(ROUND, 1, fourth)
     assert await store.load_subtrees(ROUND) == first + fourth
-    with pytest.raises(StoreError, match="whole subtrees"):
+    with pytest.raises(StoreError, match="must be complete"):
         await store.save_subtrees(ROUND, 0, b"?")
 
     await store.save_leaves(ROUND, 3, 0, LEAVES)

@@ -126,7 +126,7 @@ class Model(RuleBasedStateMachine):
         if kept.closed:
             assert not self.run(work)
             return None
-        with pytest.raises(StoreError, match=f"{kept.state.name} can not become {target.name}"):
+        with pytest.raises(StoreError, match=f"{kept.state.name} cannot become {target.name}"):
             self.run(work)
         return None
 
@@ -229,6 +229,7 @@ class Model(RuleBasedStateMachine):
             assert retried == (kept.state is ShareState.FAILED)
             if retried:
                 kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
+                kept.closed = kept.moved = False
 
     # Operators, many shares at once
 

@@ -41,7 +41,7 @@ async def test_a_story_tells_everything_but_the_witness(store: Store, place: Pla
             assert [(line.stage, line.note, line.counted) for line in story.history] == [
                 ("accepted", "", False),
                 ("proof", "it failed", True),
-                ("broadcast", "proven with k10, the message is kept", False),
+                ("broadcast", "proven with k10, message stored", False),
             ]
             assert [line.at_ms for line in story.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
             assert story.attempts_by_stage == {"proof": 1}

@@ -71,7 +71,7 @@ async def test_a_move_is_made_from_its_sources_and_refused_from_all_others(
         assert await state_of(store) is target
         assert await store.counts() == {ROUND: {target: 1}}
     else:
-        with pytest.raises(StoreError, match=f"{state.name} can not become {target.name}"):
+        with pytest.raises(StoreError, match=f"{state.name} cannot become {target.name}"):
             await act(store)
         assert await state_of(store) is state
         assert await store.counts() == {ROUND: {state: 1}}
