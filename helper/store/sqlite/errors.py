@@ -1,4 +1,4 @@
-"""SQLite's errors as errors of the house."""
+"""Classifies SQLite errors and maps them to `StoreError`."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class IndexDamageError(Exception):
-    """An index and its rows are at odds."""
+    """An index disagrees with its rows."""
 
 
 class UnreadableRowError(Exception):
-    """SQLite can not read a share's row, and after that can not go on with the transaction."""
+    """SQLite cannot read a share's row; the transaction cannot continue."""
 
     def __init__(self, share_id: int) -> None:
-        super().__init__("a share's row can not be read")
+        super().__init__("a share's row cannot be read")
         self.share_id = share_id
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """SQLite's primary result code, 0 when the error is Python's own."""
+    """SQLite's primary result code, 0 if the error comes from Python's sqlite3 module."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether a part of the file is damaged; what does not touch that part still works."""
+    """Whether a part of the file is damaged; operations on other parts still work."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
         return True
     return isinstance(error, sqlite3.Error) and code_of(error) in _DAMAGE
 
 
 def is_environment(error: BaseException) -> bool:
-    """Whether the disk is at fault, so that everything in the same commit fails alike."""
+    """Whether the disk or the system caused it, so that every operation of the commit fails alike."""
     return isinstance(error, sqlite3.Error) and code_of(error) not in _REFUSALS | _DAMAGE
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there was no space left."""
+    """Whether there is no space left on the disk."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     return isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_FULL
 
 
 def translate(error: BaseException) -> BaseException:
-    """The error of the house that stands for an error of SQLite; any other error as it is."""
+    """The `StoreError` for an error of SQLite; any other error unchanged."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
-        # SQLite's message quotes a schema that is no text any more; or an index is at odds with its rows.
-        return StoreCorrupt("the database is damaged: a schema or an index is not what it was")
+        # UnicodeDecodeError: SQLite's message quotes a damaged schema.
+        return StoreCorrupt("the database is damaged: invalid schema, or an index that disagrees with its rows")
     if not isinstance(error, sqlite3.Error):
         return error
     code = code_of(error)
@@ -60,6 +60,6 @@ def translate(error: BaseException) -> BaseException:
     if code in _DAMAGE:
         return StoreCorrupt(f"the database is damaged: {error}")
     if code in _REFUSALS:
-        return StoreError(f"the schema refuses this: {error}", advice="This is a fault of the helper: report it.")
+        return StoreError(f"the schema refuses this: {error}", advice="This is a bug in the helper: report it.")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StoreError(f"the database could not be used: {error} ({name})")

@@ -1,4 +1,4 @@
-"""The store in one SQLite file: one writing thread and two read-only connections."""
+"""The store in one SQLite file: one writer thread and two read-only connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helper.store.writer_thread import WriterStats
 
 
 def reindex(tx: SqliteTransaction) -> None:
-    """Make all indexes anew from their rows."""
+    """Rebuild all indexes from the rows."""
     tx.conn.execute("REINDEX")
 
 
@@ -24,8 +24,8 @@ class SqliteStore(Store):
     """A store in one SQLite file.
 
     Args:
-        path: the database; made with mode 0600 when it is not there.
-        clock: gives the times of history and of erasure.
+        path: the database; created with mode 0600 if it does not exist.
+        clock: gives the times of history entries; measures erasure.
         on_damaged: called on the event loop with each row that failed its check and was set aside.
     """
 
@@ -43,7 +43,7 @@ class SqliteStore(Store):
         super().__init__(clock, self._writer, self._reader, self._operators)
 
     async def open(self) -> None:
-        """Make or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
+        """Create or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
         await self._writer.start()
         try:
             await self._reader.open()
@@ -53,26 +53,25 @@ class SqliteStore(Store):
             raise
 
     async def close(self) -> None:
-        """Finish what was handed in, erase what is to be erased, and let go of the file."""
+        """Complete the submitted operations, finish erasure, and close the file."""
         # The readers first: closing the writer's descriptors would drop their locks.
         await self._reader.close()
         await self._operators.close()
         await self._writer.stop()
 
     async def erased(self) -> None:
-        """Wait until everything deleted before this call is gone from the files."""
+        """Wait until everything deleted before this call is erased from the files."""
         await self._writer.run(lambda _tx: None, after_erasure=True)
 
     async def verify(self) -> list[str]:
-        """Look through the whole file: damaged shares are set aside, damaged indexes made anew.
+        """Check the whole file: set aside damaged shares, and rebuild damaged indexes.
 
-        Takes as long as reading the file; the writer goes on meanwhile.
+        Takes as long as reading the file; the writer continues meanwhile.
 
         Returns:
-            What is still wrong, in SQLite's words.
+            The remaining problems, as reported by SQLite.
         """
-        # The rows first: an index that is made anew takes each row's word, and would file a damaged one under a time
-        # at which nobody looks for it.
+        # The rows first: a rebuilt index would contain a damaged row's wrong due time, and hide the row from claims.
         await self._check_rows()
         if await self._integrity():
             await self._writer.run(reindex)
@@ -80,33 +79,33 @@ class SqliteStore(Store):
 
     async def _integrity(self) -> list[str]:
         try:
-            found = [str(row[0]) for row in await self._operators.run("PRAGMA integrity_check(20)")]
+            problems = [str(row[0]) for row in await self._operators.run("PRAGMA integrity_check(20)")]
         except StoreCorrupt as error:
             return [str(error)]
-        return [] if found == ["ok"] else found
+        return [] if problems == ["ok"] else problems
 
     @property
     def shared(self) -> bool:
-        """No: the file is locked by one daemon."""
+        """False: one daemon locks the file."""
         return False
 
     async def sender_host(self) -> str:
-        """Nobody: no other host works on the file."""
+        """An empty string: no other host works on the file."""
         return ""
 
     async def skew(self) -> float:
-        """0: times are this host's."""
+        """0: all times are from this host's clock."""
         return 0.0
 
     def listen(self, heard: Callable[[str], None]) -> None:
-        """Nobody else says anything."""
+        """Do nothing: there are no other hosts."""
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be written, None while it can; checked again every half second."""
+        """Why the database cannot be written, None if it can; rechecked every half second."""
         return self._writer.trouble.displaced or self._writer.trouble.reason
 
     @property
     def stats(self) -> WriterStats:
-        """What the writer has done since the start."""
+        """Counters of the writer thread since the start."""
         return self._writer.stats

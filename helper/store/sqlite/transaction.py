@@ -1,4 +1,4 @@
-"""The transaction of the one thread that writes to a SQLite file."""
+"""The transaction of the SQLite writer thread."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, cod
 from helper.store.transaction import UNREADABLE, Name, Params, Transaction
 
 ROWS_AT_ONCE: Final = 64
-"""Rows of one statement."""
+"""Maximum number of rows in one statement."""
 
 
 @dataclass(slots=True)
 class SqliteTransaction(Transaction):
-    """One SQLite connection inside the writer's transaction.
+    """A transaction on the writer's SQLite connection.
 
     Attributes:
-        conn: the writing connection.
-        next_id: the number of the next share; never goes back while the process lives.
-        healable: the indexes have not yet been made anew since the start.
+        conn: the writer's connection.
+        next_id: the next share id; never decreases while the process runs.
+        healable: the indexes were not rebuilt yet since the start.
     """
 
     conn: sqlite3.Connection
@@ -34,7 +34,7 @@ class SqliteTransaction(Transaction):
     healable: bool = True
 
     def run(self, name: str, params: Params = ()) -> int:
-        """Run a named statement; the number of rows that it changed."""
+        """Run a named statement. Returns the number of changed rows."""
         return self.conn.execute(queries()[name], params).rowcount
 
     def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
@@ -42,28 +42,28 @@ class SqliteTransaction(Transaction):
         return self.conn.execute(queries()[name], params).fetchall()
 
     def many(self, name: str, rows: Iterable[Params]) -> None:
-        """Run a named statement once a row."""
+        """Run a named statement once per row."""
         self.conn.executemany(queries()[name], rows)
 
     def new_id(self) -> int:
-        """The number of the next share."""
+        """A new share id."""
         self.next_id += 1
         return self.next_id - 1
 
     def are_taken(self, asked: Sequence[Name]) -> set[int]:
-        """Which of these names are known or spent, by their places."""
-        placed = [(place, *name) for place, name in enumerate(asked)]
-        return {place for found in self._of_rows("are_taken", placed) for (place,) in found}
+        """The indexes of the names that are already stored or spent."""
+        indexed = [(index, *name) for index, name in enumerate(asked)]
+        return {index for rows in self._of_rows("are_taken", indexed) for (index,) in rows}
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
-        """Put in new shares."""
+        """Insert new shares."""
         for _ in self._of_rows("add_share", [row.columns() for row in rows]):
             pass
 
     def _of_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
-        """Run a named statement of one row for many rows at once; what each run of it gives.
+        """Run a named one-row statement for many rows; yields the result of each execution.
 
-        In numbers of rows that are powers of two: so few statements do, and each is made ready once.
+        Each execution takes a power of two of rows, so that there are only a few statements to prepare.
         """
         start = 0
         while left := len(rows) - start:
@@ -73,58 +73,58 @@ class SqliteTransaction(Transaction):
             start += size
 
     def beside(self) -> None:
-        """Nothing to do: one thread writes, and no other host."""
+        """Do nothing: only this thread writes."""
 
     def alone(self) -> None:
-        """Nothing to do."""
+        """Do nothing: only this thread writes."""
 
-    def is_over(self, round_no: int) -> bool:  # noqa: ARG002 (several hosts')
-        """Who closes a round here takes nothing for it any more."""
+    def is_over(self, round_no: int) -> bool:  # noqa: ARG002 (for several hosts)
+        """False: after closing a round, this host's admission rejects its shares."""
         return False
 
-    def all_spent(self, spent: Sequence[Spent]) -> bool:  # noqa: ARG002 (several hosts')
-        """There is no other host."""
+    def all_spent(self, spent: Sequence[Spent]) -> bool:  # noqa: ARG002 (for several hosts)
+        """False: there is no other host."""
         return False
 
     def acquire_claim(self, share_id: int) -> None:
-        """Nothing to do."""
+        """Do nothing: the state is the claim."""
 
     def release_claim(self, share_id: int) -> None:
-        """Nothing to do."""
+        """Do nothing: the state is the claim."""
 
-    def holds(self, row: ShareRow) -> bool:  # noqa: ARG002 (several hosts')
-        """There is no other host."""
+    def holds(self, row: ShareRow) -> bool:  # noqa: ARG002 (for several hosts)
+        """True: there is no other host."""
         return True
 
-    def lapsed(self, limit: int) -> list[int]:  # noqa: ARG002 (several hosts')
-        """None: there is no other host."""
+    def lapsed(self, limit: int) -> list[int]:  # noqa: ARG002 (for several hosts)
+        """Empty: there is no other host."""
         return []
 
     def orphaned_claims(self, limit: int) -> list[int]:
-        """All that are in hand: nobody else works on them."""
+        """Shares in WITNESSED: no other host works on them."""
         params = {"state": ShareState.WITNESSED.value, "limit": limit}
         return [row[0] for row in self.all("shares_in_state", params)]
 
     def sends(self) -> bool:
-        """There is no other host."""
+        """True: there is no other host."""
         return True
 
     def tell(self, word: str) -> None:
-        """Nobody else is there to hear it."""
+        """Do nothing: there is no other host."""
 
     def share(self, share_id: int) -> ShareRow | None:
-        """A share's row as it stands, sound or not; None when there is none, or SQLite can not read it.
+        """A share's row, sound or not; None if there is none, or if it was set aside as unreadable.
 
         Raises:
-            UnreadableRowError: SQLite can not read it; the writer sets it aside and tries anew.
+            UnreadableRowError: SQLite cannot read it; the writer sets it aside and runs the batch again.
         """
         return None if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,) else self._read(share_id)
 
     def live(self, share_id: int) -> ShareRow | None:
-        """The same, but None as well when it was set aside.
+        """Like `share`, but also None if the row was set aside for any reason.
 
         Raises:
-            UnreadableRowError: as above.
+            UnreadableRowError: SQLite cannot read it.
         """
         return None if self.one("is_set_aside", (share_id,)) is not None else self._read(share_id)
 
@@ -138,6 +138,6 @@ class SqliteTransaction(Transaction):
         return None if found is None else ShareRow(*found)
 
     def index_is_wrong(self) -> None:
-        """An index named a row that is not what it says: have the indexes made anew, or go on if they were."""
+        """Have the writer rebuild the indexes, or continue if it has done so since the start."""
         if self.healable:
             raise IndexDamageError

@@ -1,10 +1,10 @@
-"""The one thread that writes: many operations, one transaction, one fsync, then every caller is told.
+"""The SQLite writer thread: many operations share one transaction and one fsync.
 
-An operation is a function of a `Transaction`. All that wait when the thread is free run in one transaction; what is
-handed in while its commit runs makes the next one. An operation that raises before it has written anything fails
-alone. One that raises after it has written undoes the transaction, and all of the batch run again, each in a
-transaction of its own: that is rare, and saves a savepoint for every other operation. Shares that come together are
-one operation.
+An operation is a function of a `Transaction`. All operations that are waiting when the thread is free run in one
+transaction; those submitted during its commit form the next batch. An operation that raises before it has written
+fails alone. If one raises after it has written, the transaction is rolled back and every operation of the batch runs
+again in its own transaction: this is rare, and avoids a savepoint per operation. Shares that arrive together are
+inserted as one operation.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = structlog.get_logger("helper.store")
 
 
 class Writer(WritingThread[SqliteTransaction]):
-    """The writing thread of one database.
+    """The writer thread of one database file.
 
     Args:
         path: the database file.
-        clock: measures how long erasure was put off.
+        clock: used for erasure and for times in the database.
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        trouble: whether the disk takes commits.
+        trouble: whether the database can be written.
     """
 
     def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
@@ -54,7 +54,7 @@ class Writer(WritingThread[SqliteTransaction]):
 
     @property
     def erasures(self) -> int:
-        """How often everything deleted was erased from the files."""
+        """How many times everything deleted was erased from the files."""
         return 0 if self._opened is None else self._opened.eraser.erasures
 
     # ------------------------------------------------------------------ the thread
@@ -89,8 +89,8 @@ class Writer(WritingThread[SqliteTransaction]):
                         self._probe(opened)
                     opened.eraser.tend(idle=self._jobs.empty())
             except Exception as error:
-                # Nothing may end this thread: callers would wait for ever. Whoever was answered is passed over.
-                log.exception("the writer failed")
+                # The thread must not end, or callers would wait forever. Resolved jobs are skipped.
+                log.exception("writer_failed")
                 self._roll_back(opened.tx)
                 for job in batch:
                     job.error = translate(error)
@@ -99,7 +99,7 @@ class Writer(WritingThread[SqliteTransaction]):
                 self._release_held(opened)
 
     def _probe(self, opened: OpenedDatabase) -> None:
-        """Write something, to see whether the disk takes it again."""
+        """Commit a write to find out whether the disk works again."""
         with suppress(BatchFailedError):
             self._commit(opened, [], probe=True)
 
@@ -122,7 +122,7 @@ class Writer(WritingThread[SqliteTransaction]):
         self._deliver(opened, batch)
 
     def _set_aside(self, tx: SqliteTransaction, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
-        """Set a share aside whose row can not be read, so that no operation reads it again."""
+        """Set aside a share whose row cannot be read, so that no operation reads it again."""
         tx.conn.execute("BEGIN IMMEDIATE")
         tx.set_aside(share_id, UNREADABLE, int(self._clock.now() * 1000))
         tx.conn.execute("COMMIT")
@@ -130,15 +130,19 @@ class Writer(WritingThread[SqliteTransaction]):
         tell(loop, self._report, [UNREADABLE])
 
     def _heal(self, tx: SqliteTransaction) -> bool:
-        """Make all indexes anew, once: a row and an index that are at odds can not be changed. Whether it helped."""
+        """Rebuild all indexes, once per start: a row that disagrees with an index cannot be changed.
+
+        Returns:
+            Whether they were rebuilt.
+        """
         if not tx.healable:
             return False
         tx.healable = False
-        log.error("the database is damaged; its indexes are made anew", advice=StoreCorrupt.advice)
+        log.error("index_damaged", reason="the database is damaged; rebuilding its indexes", advice=StoreCorrupt.advice)
         try:
             tx.conn.execute("REINDEX")
         except sqlite3.Error as error:
-            log.error("the indexes could not be made anew", error=str(error))
+            log.error("reindex_failed", error=str(error))
             return False
         return True
 
@@ -146,13 +150,13 @@ class Writer(WritingThread[SqliteTransaction]):
         tx = opened.tx
         conn = tx.conn
         if self.trouble.displaced is not None:
-            # The same for a checkpoint: files that were moved stay as they are, so that they fit when moved back.
+            # No checkpoint either: moved files must stay unchanged, so that they fit together when moved back.
             self.stats.failures += 1
             raise BatchFailedError(StoreDisplaced(f"nothing was written: {self.trouble.displaced}"), shared=True)
         try:
             conn.execute("BEGIN IMMEDIATE")
             if probe:
-                # A page is written even though nothing changes; a row with the contents that it has is not.
+                # This writes a page although nothing changes; updating a row to its current values would not.
                 conn.execute(f"PRAGMA user_version = {len(migrations())}")
             for part in parts(batch):
                 self._do(tx, part)
@@ -174,8 +178,8 @@ class Writer(WritingThread[SqliteTransaction]):
         return tx.conn.total_changes
 
     def _spoils(self, tx: SqliteTransaction, error: Exception) -> bool:
-        at_fault = is_damage(error) or is_environment(error) or isinstance(error, UnreadableRowError)
-        return at_fault or not tx.conn.in_transaction
+        unrecoverable = is_damage(error) or is_environment(error) or isinstance(error, UnreadableRowError)
+        return unrecoverable or not tx.conn.in_transaction
 
     def _translate(self, error: BaseException) -> BaseException:
         return translate(error)
@@ -191,8 +195,8 @@ class Writer(WritingThread[SqliteTransaction]):
             opened.tx.erased = False
             opened.eraser.note_deleted()
         if opened.tx.found:
-            found, opened.tx.found = opened.tx.found, []
-            tell(batch[0].loop, self._report, found)
+            damaged, opened.tx.found = opened.tx.found, []
+            tell(batch[0].loop, self._report, damaged)
         pending = opened.eraser.pending
         self._held += [job for job in batch if job.after_erasure and pending]
         resolve(job for job in batch if not (job.after_erasure and pending))
