@@ -1,4 +1,4 @@
-"""A look at a database file from outside, for the doctor: no daemon is needed, and nothing is written."""
+"""Checks a database file for the doctor, without a daemon and without writing."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from helper.store.sqlite.opening import APPLICATION_ID, MAGIC, compare_schema
 
 LOCK_SECONDS: Final = 2.0
 _STEPS: Final = 20_000
-"""Steps of SQLite's machine between two looks at the clock: some milliseconds."""
+"""Virtual machine instructions between two checks of the clock: a few milliseconds."""
 
 
 def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
-    """Let SQLite check a database that nobody writes to.
+    """Run SQLite's quick check on a database that no daemon has open.
 
-    A reader keeps the WAL from being truncated, and so witnesses from being erased: where a daemon runs it checks the
-    file itself.
+    A reader prevents the truncation of the WAL, and so the erasure of witnesses: a running daemon checks the file
+    itself.
 
     Args:
         path: the file.
         clock: measures the time.
-        seconds: how long it may take.
+        seconds: time limit.
 
     Returns:
-        Whether all of it was looked at in that time; no damage was found.
+        Whether the check completed in time; no damage was found.
 
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.

@@ -1,4 +1,4 @@
-"""Making and opening the database file: its modes, its schema, and everything that refuses a start."""
+"""Creates and opens the database file: file modes, schema, and the checks that refuse a start."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import Keys, fact_row, read_fact, read_round_key
 
 APPLICATION_ID: Final = 0x73564F54
-"""What the header of our files says: "sVOT"."""
+"""`application_id` in the header of our files: "sVOT"."""
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
-"""Bytes of the largest file that is looked through before the start, some tenths of a second's worth. A larger one
-would keep wallets waiting; the service's own check finds what is damaged in it, and until then every row's check does.
+"""Largest file, in bytes, that is checked before the start; this takes a few tenths of a second. A larger file would
+keep wallets waiting: the background check finds damage in it, and until then the row checks do.
 """
 MAGIC: Final = b"SQLite format 3\x00"
 _RUN_BYTES: Final = 16
 _FORMATS: Final = slice(18, 20)
-"""Where a file says which version of the format it takes to write and to read it: 1 without a WAL, 2 with one."""
+"""Header bytes with the write and read version of the format: 1 for a rollback journal, 2 for a WAL."""
 _PAGE_SIZE: Final = slice(16, 18)
 _PAGES: Final = slice(28, 32)
 
@@ -43,7 +43,7 @@ class OpenedDatabase:
     """An open database.
 
     Attributes:
-        tx: what operations work with.
+        tx: the transaction that operations run in.
         eraser: checkpoints and erases.
         lock: the lock on the file.
         watch: detects that the files were moved.
@@ -55,7 +55,7 @@ class OpenedDatabase:
     watch: PathWatch
 
     def close(self) -> None:
-        """Erase what is left to erase, and close the file.
+        """Complete pending erasure, and close the file.
 
         If the database was moved, nothing is written back: the write-ahead log at the old path stays complete (SQLite
         does not delete the log of a file that has moved), and the next start asks for the database.
@@ -74,27 +74,27 @@ class OpenedDatabase:
 
 
 def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDatabase:
-    """Open the file for writing, or make it; called on the thread that will write.
+    """Open the file for writing, or create it; called on the writer thread.
 
     Args:
         path: the file.
-        clock: measures how long erasure was put off.
-        marked: also where a move has marked it.
+        clock: measures the delay of erasure.
+        marked: open it even if a migration has marked it.
 
     Raises:
-        StoreMoved: a move has marked it: the queue is elsewhere.
+        StoreMoved: a migration has marked it: the queue is in another database.
         StoreLocked: another daemon has it open.
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: a crash left the write-ahead log, and the database is not there; or the reverse.
         StoreFull: there is no space left on its disk.
-        StoreError: it can not be opened.
+        StoreError: it cannot be opened.
     """
     # SQLite names the write-ahead log after the resolved path.
     given, path = path, Path(os.path.realpath(path))
     lock = FileLock(path)
     try:
-        # Without a crash no WAL is left, unless the disk failed at the end.
+        # Without a crash no WAL is left, unless the disk failed at the last close.
         clean = lock.take()
         try:
             refuse_incomplete(path, lock, clean=clean)
@@ -107,21 +107,21 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
         if is_full(error):
             raise _full(path) from error
         raise StoreError(
-            f"{path} can not be opened: {error.strerror}",
-            advice="Make the directory of [helper] db_path, and let the service's user write in it.",
+            f"cannot open {path}: {error.strerror}",
+            advice="Create the directory of [helper] db_path, and make it writable for the service's user.",
         ) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_full(error):
             raise _full(path) from error
         if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_ERROR:
-            # What is run here is right for a whole file: it is the file's own schema that makes no sense.
-            raise StoreCorrupt(f"the database is damaged: its schema is not what it was: {error}") from error
+            # The statements above are valid for an undamaged file, so the file's schema must be damaged.
+            raise StoreCorrupt(f"the database is damaged: invalid schema: {error}") from error
         raise translate(error) from error
 
 
 def _full(path: Path) -> StoreFull:
     return StoreFull(
-        f"{path} can not be opened: no space left on the disk of {path.parent}",
+        f"cannot open {path}: no space left on the disk of {path.parent}",
         advice=f"Free space on that disk (`df -h {path.parent}`), and start again.",
     )
 
@@ -134,7 +134,7 @@ def _open_locked(
     _check_format(path)
     _check_length(path)
     conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
-    # A damaged text is no reason to stop: the check of its row finds it.
+    # A damaged text must not stop the start: its row check detects it.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:
         _examine(conn, path)
@@ -161,7 +161,7 @@ def _open_locked(
         except (sqlite3.Error, OSError) as error:
             _close_refused(conn, lock, clean=clean)
             eraser.close()
-            raise StoreError(f"what the last run left could not be written back to {path}: {error}") from error
+            raise StoreError(f"the last run's write-ahead log could not be written back to {path}: {error}") from error
     if run is not None and run != lock.run and eraser.write_back():
         lock.say_open(run)
     return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, PathWatch(watched))
@@ -195,7 +195,7 @@ def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> 
 
 
 def _prepare_file(path: Path) -> None:
-    """Create the file with mode 0600, or check the one that is there before SQLite opens it."""
+    """Create the file with mode 0600, or check the existing one before SQLite opens it."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     if not path.is_file():
@@ -215,7 +215,7 @@ def _prepare_file(path: Path) -> None:
 
 
 def _check_format(path: Path) -> None:
-    """Refuse a file whose header tells of a format to come: SQLite would open it, and then refuse every write."""
+    """Refuse a file whose header has an unknown format version: SQLite would open it, but refuse every write."""
     with path.open("rb") as file:
         head = file.read(_FORMATS.stop)
     if head and head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
@@ -223,7 +223,7 @@ def _check_format(path: Path) -> None:
 
 
 def _check_length(path: Path) -> None:
-    """Refuse a file whose end is missing; with a WAL beside it, the end may be there."""
+    """Refuse a truncated file, unless there is a WAL, which may hold the missing pages."""
     with path.open("rb") as file:
         head = file.read(_PAGES.stop)
     pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")
@@ -232,7 +232,7 @@ def _check_length(path: Path) -> None:
 
 
 def _examine(conn: sqlite3.Connection, path: Path) -> None:
-    """Refuse another program's file, a newer version's, and a damaged one; nothing is written."""
+    """Refuse a file of another program or a newer version, and a damaged one. Writes nothing."""
     application = _pragma(conn, "application_id")
     version = _pragma(conn, "user_version")
     empty = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
@@ -241,7 +241,7 @@ def _examine(conn: sqlite3.Connection, path: Path) -> None:
     if version > len(migrations()):
         raise StoreForeign(
             f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})",
-            advice="Start the version that wrote it, or a newer one; or give this one a db_path of its own. "
+            advice="Start the version that wrote it, or a newer one; or configure another db_path for this version. "
             "If no newer version ever ran, the file is damaged: restore the newest backup.",
         )
     if path.stat().st_size > CHECKED_AT_START:
@@ -255,8 +255,8 @@ def _set_up(conn: sqlite3.Connection) -> None:
     mode = conn.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
-            "the database can not use a write-ahead log",
-            advice="Put the database on a local disk: network file systems do not carry it.",
+            "the database cannot use a write-ahead log",
+            advice="Put the database on a local disk: network file systems do not support it.",
         )
     conn.execute("PRAGMA synchronous = FULL")
     conn.execute("PRAGMA secure_delete = ON")
@@ -265,12 +265,12 @@ def _set_up(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     conn.execute("PRAGMA cache_size = -32000")
-    # Checkpoints are the eraser's: it must know which pages were written back.
+    # Only the eraser checkpoints: it must know which pages were written back.
     conn.execute("PRAGMA wal_autocheckpoint = 0")
 
 
 def migrate_schema(conn: sqlite3.Connection) -> None:
-    """Bring the schema up to date, all in one transaction."""
+    """Bring the schema up to date in one transaction."""
     version = _pragma(conn, "user_version")
     if version == len(migrations()):
         return
@@ -287,21 +287,21 @@ def migrate_schema(conn: sqlite3.Connection) -> None:
 
 
 def compare_schema(conn: sqlite3.Connection) -> None:
-    """Refuse a file whose schema is not, letter by letter, what the migrations make: a bit flipped in it."""
+    """Refuse a file whose schema text differs from that of the migrations: it is damaged."""
     sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
-    made = sqlite3.connect(":memory:")
+    reference = sqlite3.connect(":memory:")
     try:
-        made.executescript("\n".join(migrations()))
-        expected = made.execute(sql).fetchall()
+        reference.executescript("\n".join(migrations()))
+        expected = reference.execute(sql).fetchall()
     finally:
-        made.close()
+        reference.close()
     if conn.execute(sql).fetchall() != expected:
-        raise StoreCorrupt("the database is damaged: its schema is not what this version made")
+        raise StoreCorrupt("the database is damaged: its schema differs from this version's")
 
 
 def _keys(conn: sqlite3.Connection) -> Keys:
-    """The database's own keys, made with the file."""
-    found = []
+    """The database's own keys; generated in a new file."""
+    keys = []
     for name in ("key.rows", "key.order"):
         rows = conn.execute(queries()["get_meta"], (name,)).fetchall()
         if not rows:
@@ -309,9 +309,9 @@ def _keys(conn: sqlite3.Connection) -> Keys:
             conn.execute(queries()["set_meta"], rows[0])
         text = read_fact(rows)
         if text is None:
-            raise StoreCorrupt(f"the database is damaged: {name} is not what it was")
-        found.append(bytes.fromhex(text))
-    return Keys(*found)
+            raise StoreCorrupt(f"the database is damaged: {name} fails its check")
+        keys.append(bytes.fromhex(text))
+    return Keys(*keys)
 
 
 def _pragma(conn: sqlite3.Connection, name: str) -> int:

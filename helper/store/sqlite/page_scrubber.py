@@ -23,33 +23,33 @@ MAX_PAGES: Final = 2**24 - 1
 
 
 def note_stale(stale: set[int], wal: Path, frames: range, page_size: int) -> None:
-    """Keep a set of pages in step with frames of a WAL: a page belongs to it whose newest copy has bytes in its gap.
+    """Update the set of pages whose newest copy has bytes in its gap, from frames of a WAL.
 
     Args:
-        stale: numbers of pages, from 1; changed.
+        stale: page numbers, from 1; modified.
         wal: the WAL file.
-        frames: which of its frames, from 0; all are valid, as the checkpoint told.
+        frames: the range of frames, from 0; the checkpoint reported all of them as valid.
         page_size: bytes of a page.
 
     Raises:
-        OSError: they can not be read, or the file is shorter than they are.
+        OSError: they cannot be read, or the file ends before them.
     """
-    found, clean = pages_in_log(wal, frames.start, frames.stop, page_size)
+    dirty, clean = pages_in_log(wal, frames.start, frames.stop, page_size)
     stale.difference_update(clean)
-    stale.update(found)
+    stale.update(dirty)
 
 
 def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int, *, again: bool = False) -> int:
-    """Zero the gaps of these pages in the file, and sync it when any was not zero.
+    """Zero the gaps of these pages in the file, and sync it if any was not zero.
 
     Args:
         db_fd: the database file, open for reading and writing.
-        numbers: the pages, from 1; pages beyond the end of the file are passed over.
+        numbers: the pages, from 1; pages beyond the end of the file are skipped.
         page_size: bytes of a page.
-        again: write zeros also where they seem to be.
+        again: write zeros even if the gap already reads as zeros.
 
     Returns:
-        How many gaps were written.
+        The number of gaps that were written.
     """
     cleaned = 0
     for number in sorted(numbers):

@@ -1,7 +1,7 @@
 """Read-only connections to the database file.
 
-Each query is one statement that is read to its end at once. No read transaction stays open, so the WAL can be
-truncated.
+Each query is one statement, and all its rows are fetched immediately. No read transaction stays open, so the WAL can
+be truncated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONL
 
 
 class Reader:
-    """One read-only connection with its own thread."""
+    """A read-only connection with its own thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,13 +41,13 @@ class Reader:
         """Connect.
 
         Raises:
-            StoreError: the file can not be read.
+            StoreError: the file cannot be read.
         """
         try:
             try:
                 self._conn = await _connect(self._path)
             except sqlite3.OperationalError as error:
-                # In a directory that may not be written, SQLite can not share the WAL: without one, none is needed.
+                # In a read-only directory SQLite cannot open the WAL's shared memory; without a WAL it is not needed.
                 if code_of(error) not in _CANNOT_OPEN or _has_wal(self._path):
                     raise
                 self._conn = await _connect(self._path, "&immutable=1")
@@ -64,7 +64,7 @@ class Reader:
         """All rows of a named query.
 
         Raises:
-            StoreError: the file can not be read.
+            StoreError: the file cannot be read.
         """
         return await self.run(queries()[name], params)
 
@@ -80,8 +80,8 @@ class Reader:
 
 
 async def _connect(path: Path, options: str = "") -> aiosqlite.Connection:
-    # What can fail is done before there is a thread: aiosqlite does not wait for the end of one that could not connect,
-    # and such a thread may tell an event loop that is closed.
+    # Connect before aiosqlite starts its thread: it does not wait for a thread that failed to connect, and such a
+    # thread may call an event loop that is closed.
     conn = await asyncio.to_thread(_open_file, read_only_uri(path) + options)
     return await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 
@@ -107,11 +107,11 @@ def _has_wal(path: Path) -> bool:
 
 @asynccontextmanager
 async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
-    """Open a database file for operators' reads, without the daemon. Nothing is changed.
+    """Open a database file read-only for operator commands, without the daemon.
 
     Raises:
         StoreForeign: it is not a database of this version of the helper.
-        StoreMoved: its queue is elsewhere.
+        StoreMoved: the queue was migrated to another database.
         StoreError: it cannot be read.
     """
     reader = Reader(path)

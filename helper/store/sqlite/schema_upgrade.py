@@ -1,7 +1,7 @@
-"""Bringing a database of an older version up to date when an operator wants to see it done, and not at the next start.
+"""Upgrades the schema of a database on an operator's request.
 
-The daemon does the same by itself when it opens a file. Here it is first tried on a copy in memory, from the schema to
-every row, so that what cannot work is told before anything is touched.
+The daemon upgrades a file when it opens it. Here the upgrade is first tried on a copy in memory and every row checked,
+so that a failure is reported before the file is changed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SAME: Final = ("live", "confirmed", "damaged")
 
 @dataclass(frozen=True, slots=True)
 class UpgradeTrial:
-    """What a migration would come to.
+    """Result of a migration that was tried in memory.
 
     Attributes:
-        image: the database as it is, for a backup. It holds witnesses.
-        before: what it holds.
-        target: the schema that it would have.
+        image: the unchanged database, for a backup. It holds witnesses.
+        before: contents of the unchanged database.
+        target: the schema version after the migration.
     """
 
     image: bytes = field(repr=False)
@@ -39,17 +39,17 @@ class UpgradeTrial:
 
     @property
     def needed(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether the schema is older than the target."""
         return self.before.schema < self.target
 
 
 def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
-    """Migrate a copy in memory and look it through; the file is only read.
+    """Migrate a copy in memory and check it; the file is only read.
 
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
-        StoreCorrupt: it is damaged, or would be afterwards.
-        StoreError: it can not be read, or not be migrated.
+        StoreCorrupt: it is damaged, or would be after the migration.
+        StoreError: it cannot be read or migrated.
     """
     snapshot = take_snapshot(path, clock)
     before, target = snapshot.contents, len(migrations())
@@ -58,25 +58,25 @@ def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
         lost = [name for name in _SAME if getattr(before, name) != getattr(after, name)]
         if after.schema != target or lost:
             raise StoreCorrupt(
-                f"{path} would not be the same after it: {', '.join(lost) or 'its schema'}",
-                advice="Nothing was changed. Keep the version that wrote it, and report this.",
+                f"{path} would have other contents after the migration: {', '.join(lost) or 'its schema'}",
+                advice="Nothing was changed. Continue with the version that wrote it, and report this.",
             )
     return UpgradeTrial(snapshot.image, before, target)
 
 
 def refuse_running(path: Path) -> None:
-    """Raise StoreLocked when a daemon has the file open, before anything else is done."""
+    """Raise StoreLocked if a daemon has the file open."""
     lock = FileLock(path)
     lock.take()
     lock.release(clean=False)
 
 
 def migrate(path: Path, clock: Clock) -> None:
-    """Bring the file up to date, in one transaction, and close it as a daemon does that ends in order.
+    """Upgrade the file in one transaction, and close it cleanly.
 
     Raises:
         StoreLocked: a daemon has it open.
-        StoreError: it was not done; the file is as it was.
+        StoreError: it failed; the file is unchanged.
     """
     open_database(path, clock).close()
 

@@ -1,7 +1,7 @@
-"""A consistent copy of the whole database in memory, taken beside the daemon; and what such a copy holds.
+"""Copies the whole database to memory while the daemon runs, and checks the copy.
 
-The copy is made in one read transaction of a connection that can neither write nor checkpoint, and nothing else is done
-meanwhile: as long as it lasts the daemon can not truncate the WAL. All checks are made on the copy.
+The copy is made in one read transaction of a connection that can neither write nor checkpoint. The daemon cannot
+truncate the WAL meanwhile, so the transaction does nothing else; all checks are made on the copy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MOST_PROBLEMS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an image holds.
+    """Contents of an image.
 
     Attributes:
         schema: the version of its schema.
-        live: shares with their witness.
-        confirmed: shares of which only a tombstone is left.
-        damaged: rows among the live ones that are not as they were written; a daemon sets them aside.
+        live: number of shares with a witness.
+        confirmed: number of tombstones.
+        damaged: number of live rows that fail their check; the daemon sets them aside.
     """
 
     schema: int
@@ -51,9 +51,9 @@ class Snapshot:
     """A checked copy.
 
     Attributes:
-        image: the bytes of a database file. They hold witnesses: never on a disk in the plain.
-        contents: what it holds.
-        read_seconds: how long the read transaction lasted.
+        image: the bytes of a database file. They hold witnesses: never write them to disk in plaintext.
+        contents: its contents.
+        read_seconds: duration of the read transaction.
     """
 
     image: bytes = field(repr=False)
@@ -62,13 +62,13 @@ class Snapshot:
 
 
 def take_snapshot(path: Path, clock: Clock) -> Snapshot:
-    """Copy the database and check the copy; takes two to three times the file's size of memory.
+    """Copy the database and check the copy. Needs memory of two to three times the file's size.
 
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: it has another name.
-        StoreError: it can not be read.
+        StoreError: it cannot be read.
     """
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -78,7 +78,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
             began = clock.monotonic()
             _copy(path, copy)
             seconds = clock.monotonic() - began
-            # The copy is not the file that the write-ahead log beside the database belongs to.
+            # The copy is a different file: the write-ahead log next to the database does not belong to it.
             if copy.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
                 copy.execute("DELETE FROM meta WHERE key = ?", (RUN,))
             image = bytearray(copy.serialize())
@@ -91,7 +91,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
 def _copy(path: Path, copy: sqlite3.Connection) -> None:
     with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
         conn.execute("PRAGMA query_only = ON")
-        # Begun here, a database that is busy is an error after a while; within the copying it would be tried for ever.
+        # With this explicit transaction a busy database is an error after the timeout; backup() would retry forever.
         conn.execute("BEGIN")
         conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         conn.backup(copy)
@@ -99,11 +99,14 @@ def _copy(path: Path, copy: sqlite3.Connection) -> None:
 
 
 def examine(image: bytes | bytearray, name: str) -> Contents:
-    """Check an image from its header to its rows, and tell what it holds.
+    """Check an image from its header to its rows.
 
     Args:
         image: the bytes of a database file.
-        name: what it is called in errors.
+        name: its name in error messages.
+
+    Returns:
+        Its contents.
 
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
@@ -139,7 +142,7 @@ def _contents(conn: sqlite3.Connection, name: str) -> Contents:
         compare_schema(conn)
     key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
     if key is None:
-        raise StoreCorrupt(f"{name} is damaged: the key of its rows is not what it was")
+        raise StoreCorrupt(f"{name} is damaged: the key of the row checks fails its check")
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
     live = damaged = 0
     for row in conn.execute(queries()["every_share"]):
