@@ -1,7 +1,6 @@
-"""Whether the service is ready, as a list of checks, and as the text of `/readyz?verbose`. Pure, and quick to load.
+"""Readiness checks and their text form, as in `/readyz?verbose`. Pure, and fast to import.
 
-A check that fails is one line that says why. Nothing in it is of one share, and no node is named: the text is for
-everybody who may ask.
+The text is public: it contains no data of a single share and no node names.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _LINE: Final = re.compile(r"\[([+-])\](\S+) (?:ok(?:: (.*))?|failed: (.*))")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must be well.
+    """The result of one readiness check.
 
     Attributes:
-        name: what was looked at.
-        problem: why it is not well, None when it is.
-        note: what operators should know although the check passes, such as a change that is not confirmed.
+        name: name of the check.
+        problem: why it failed, None if it passed.
+        note: information for operators on a check that passed, such as an unconfirmed change.
     """
 
     name: str
@@ -30,17 +29,17 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether it is well."""
+        """Whether the check passed."""
         return self.problem is None
 
 
 def passed(checks: Sequence[Check]) -> bool:
-    """Whether all of them are well."""
+    """Return whether all checks passed."""
     return all(check.ok for check in checks)
 
 
 def to_text(checks: Sequence[Check]) -> str:
-    """A line a check, and a last one that sums up."""
+    """Format checks as text, one line per check and a summary line."""
     lines = [_to_line(check) for check in checks]
     return "\n".join([*lines, f"readyz check {'passed' if passed(checks) else 'failed'}", ""])
 
@@ -52,10 +51,10 @@ def _to_line(check: Check) -> str:
 
 
 def from_text(text: str) -> list[Check]:
-    """The checks in such a text; what is not one is left out."""
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
+    """Parse the text form. Other lines are ignored."""
+    matches = (_LINE.fullmatch(line) for line in text.splitlines())
     return [
-        Check(match[2], None, match[3]) if match[1] == "+" else Check(match[2], match[4] or "not told")
-        for match in found
+        Check(match[2], None, match[3]) if match[1] == "+" else Check(match[2], match[4] or "unknown reason")
+        for match in matches
         if match
     ]

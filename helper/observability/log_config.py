@@ -1,8 +1,8 @@
-"""The log: structured lines on standard error, with fields from a fixed list and nothing else.
+"""Structured logging to standard error, limited to an allowlist of fields.
 
-The list is the guard. A field that is not on it is dropped and counted, whatever its value, so that a
-witness, a nullifier or a transaction cannot slip into a log by somebody's new line of code. Exceptions are
-written as their types and places, with their texts only where these are our own: others may quote a value.
+A field that is not on the allowlist is dropped and counted, whatever its value, so that new code cannot log a witness,
+a nullifier or a transaction by mistake. Exceptions are logged as types and source locations. Their text is included
+only for `HelperError`, because other exceptions may quote a value.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ FIELDS: Final = frozenset(
         "url",
     ]
 )
-"""Every field that a line may have. Of a share there is only the count, the stage and the reason."""
+"""All fields that a log entry may have. The only data of a share are count, stage and reason."""
 
 OURS: Final = "helper"
-"""The logger above all of this product's. Libraries write what they are handed (addresses that are asked for, values of
-queries): of theirs only warnings and worse are let through, whatever the level."""
+"""Root logger of this product. Libraries log their arguments (URLs, query values); of their entries only warnings and
+errors are written, whatever the level."""
 
 REPEAT_BURST: Final = 10
-"""How often a warning or error is written before its rate is limited."""
+"""Number of equal warnings or errors that are written before the rate limit applies."""
 REPEAT_SECONDS: Final = 1.0
-"""Seconds per warning or error of one kind after the burst."""
+"""Minimum seconds between equal warnings or errors after the burst."""
 
 _dropped: Counter[str] = Counter()
 
@@ -105,13 +105,13 @@ def configure(
     stream: TextIO | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
-    """Set the log up for this process; may be called again.
+    """Configure logging for this process. May be called again.
 
     Args:
-        level: the least that is written.
-        format: json is one object a line; pretty is for eyes; auto is pretty on a terminal.
-        stream: where to, standard error by default.
-        report: gets each line of ours that is an error, as it is written.
+        level: the lowest level that is written.
+        format: json writes one object per line; pretty is for terminals; auto is pretty if the stream is a terminal.
+        stream: the output, standard error by default.
+        report: called with each error entry of this product's loggers.
     """
     out = stream or sys.stderr
     pretty = format == "pretty" or (format == "auto" and out.isatty())
@@ -154,30 +154,30 @@ def configure(
 
 
 class RepeatLimit(logging.Filter):
-    """Limits how often one kind of warning or error is written, so that no client can flood the log.
+    """Rate limit for equal warnings and errors, so that no client can flood the log.
 
-    Ours are of one kind if logger and event are the same, those of libraries if they come from the same source line.
-    The next line that is written has the number of lines suppressed before it. Time is that of the records.
+    Entries of this product are equal if logger and event are the same, those of libraries if they come from the same
+    source line. The next entry that is written has the number of suppressed ones. Uses the time of the records.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: dict[tuple[str, str], tuple[float, int]] = {}  # when the burst is whole again, lines suppressed
+        self._limits: dict[tuple[str, str], tuple[float, int]] = {}  # (time of the full burst, suppressed entries)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this line is written."""
+        """Return whether the record is written."""
         if record.levelno < logging.WARNING:
             return True
         fields = record.msg if isinstance(record.msg, dict) else None
         kind = (record.name, str(fields["event"]) if fields is not None else f"{record.pathname}:{record.lineno}")
         now, burst = record.created, (REPEAT_BURST - 1) * REPEAT_SECONDS
-        full_at, suppressed = self._lines.get(kind, (now, 0))
+        full_at, suppressed = self._limits.get(kind, (now, 0))
         if not now <= full_at <= now + burst + REPEAT_SECONDS:
-            full_at = now  # long ago, or the clock was set back
+            full_at = now  # the burst is full again, or the clock was set back
         if full_at > now + burst:
-            self._lines[kind] = (full_at, suppressed + 1)
+            self._limits[kind] = (full_at, suppressed + 1)
             return False
-        self._lines[kind] = (full_at + REPEAT_SECONDS, 0)
+        self._limits[kind] = (full_at + REPEAT_SECONDS, 0)
         if suppressed and fields is not None:
             record.msg = {**fields, "suppressed": suppressed}
         elif suppressed:
@@ -186,16 +186,16 @@ class RepeatLimit(logging.Filter):
 
 
 def dropped_fields() -> Mapping[str, int]:
-    """How often each field that is not on the list was dropped since the start."""
+    """Return how often each disallowed field was dropped since the start."""
     return dict(_dropped)
 
 
 def only_known_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Let through the fields on the list, with plain values; count the rest and say how many went."""
+    """Remove disallowed fields and values that are not plain. Adds their number as `dropped`."""
     kept: EventDict = {}
     dropped = 0
     for name, value in event.items():
-        # names with an underscore are structlog's own, it takes them away before rendering
+        # names with an underscore are internal to structlog, which removes them before rendering
         if name.startswith("_") or (name in FIELDS and _is_plain(value)):
             kept[name] = value
         else:
@@ -207,12 +207,12 @@ def only_known_fields(_logger: WrappedLogger, _method: str, event: EventDict) ->
 
 
 def clean_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Remove control characters from all values, so that no line can break up or command a terminal."""
+    """Remove control characters from all values, to prevent log injection and terminal escape sequences."""
     return {name: value if name.startswith("_") else _clean(value) for name, value in event.items()}
 
 
 def _clean(value: Any) -> Any:
-    """A plain value (`_is_plain`) with all its texts cleaned."""
+    """Clean all strings of a plain value (`_is_plain`)."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list | tuple):
@@ -223,20 +223,20 @@ def _clean(value: Any) -> Any:
 
 
 def _reporting(report: Callable[[Mapping[str, Any]], None]) -> Processor:
-    """Hand errors of our own loggers over; those of libraries may quote what they were handed."""
+    """Forward errors of this product's loggers. Those of libraries may quote their arguments."""
 
-    def hand_over(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    def forward(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         ours = str(event.get("logger", "")).partition(".")[0] == OURS
         if ours and event.get("level") in {"error", "critical"}:
-            with contextlib.suppress(Exception):  # a report that fails must not take the line with it
+            with contextlib.suppress(Exception):  # the entry must be written even if the report fails
                 report({name: value for name, value in event.items() if not name.startswith("_")})
         return event
 
-    return hand_over
+    return forward
 
 
 def safe_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Replace `exc_info` by types, places and our own texts: no locals, no texts of others."""
+    """Replace `exc_info` by types, source locations and texts of `HelperError`. No local variables."""
     error = event.pop("exc_info", None)
     if error is True:
         error = sys.exc_info()[1]
@@ -249,36 +249,36 @@ def safe_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
 
 
 def describe(error: BaseException) -> str:
-    """An exception and its causes in one line: types, our own texts, and where each was raised."""
+    """Describe an exception and its causes in one line: types, texts of `HelperError`, source locations."""
     parts = []
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        parts.append(_one(current))
+        parts.append(_describe_single(current))
         if isinstance(current, BaseExceptionGroup):
             parts.extend(describe(inner) for inner in current.exceptions[:3])
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return " <- ".join(parts)
 
 
-def _one(error: BaseException) -> str:
+def _describe_single(error: BaseException) -> str:
     text = type(error).__qualname__
     if isinstance(error, HelperError):
         text += f": {error}"
     elif isinstance(error, OSError) and error.strerror:
         text += f": {error.strerror}"
-    return f"{text} ({_places(error.__traceback__)})"
+    return f"{text} ({_locations(error.__traceback__)})"
 
 
-def _places(trace: TracebackType | None) -> str:
-    """The last frames, innermost first, as file:line of the names that a reader knows."""
+def _locations(trace: TracebackType | None) -> str:
+    """The last six frames, innermost first, as folder/file:line."""
     frames = traceback.extract_tb(trace)[-6:]
     return ", ".join(f"{'/'.join(f.filename.split('/')[-2:])}:{f.lineno}" for f in reversed(frames))
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is text, a number, or a small collection of these: no bytes, no objects."""
+    """Return whether a value is a string, a number, None, or a collection of these. Not bytes or other objects."""
     if value is None or isinstance(value, str | int | float):
         return True
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""Which figures Prometheus gets, and from which of ours each is taken. Pure data.
+"""Definitions of counters and histograms for Prometheus, and their sources in `Stats`. Pure data.
 
-The labels are few and known beforehand: kinds of answers, states, stages, the configured nodes' hosts. Never a round, a
-share or a client. The figures are sums all the same: on a helper with few shares they tell, over time, when one came.
-Whoever may read them is trusted like whoever has the operators' token, which is why they have a listener of their own.
+Label values are fixed beforehand: outcomes, states, stages, hosts of the configured nodes. There are no labels for
+rounds, shares or clients. On a helper with few shares, the counters still show over time when a share arrived. Readers
+are therefore trusted like operators, and the metrics have a separate listener.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class CounterOf:
     """A counter.
 
     Attributes:
-        name: without the `_total` that it ends in.
-        about: its help.
-        label: the one label that it has, or "".
-        sources: the service's own counter for each value of the label ("" without one).
+        name: metric name without the suffix `_total`.
+        about: help text.
+        label: name of the label, "" for none.
+        sources: name of the counter in `Stats` by label value ("" without a label).
     """
 
     name: str
@@ -33,7 +33,7 @@ class CounterOf:
 
 @dataclass(frozen=True, slots=True)
 class HistogramOf:
-    """A histogram: its name, its help, and the timing of `Stats` that it shows."""
+    """A histogram: metric name, help text, and attribute of `Stats`."""
 
     name: str
     about: str
@@ -52,50 +52,48 @@ OUTCOMES: Final = (
     "broken_off",
     "error",
 )
-"""What a POST of a share can come to."""
+"""Outcomes of `POST /shares`."""
 STAGES: Final = ("tree", "proof", "prover", "broadcast")
-"""Where a share can be sent back to the queue: its leaf is under no root yet, the proof failed, the prover died, the
-chain refused it or left it out."""
+"""Stages of a retry: no root covers the leaf yet, the proof failed, the prover died, the chain refused or dropped the
+reveal."""
 REFUSALS: Final = (400, 401, 404, 405, 408, 413, 429, 431, 500, 502, 503)
-"""Statuses that are told apart; any other is `other`."""
+"""Statuses with a label value each; all others are counted as `other`."""
 
 COUNTERS: Final = (
     CounterOf(
         "helper_share_posts",
-        "Shares posted by wallets, by what was answered.",
+        "Requests to POST /shares by outcome.",
         "outcome",
         {outcome: f"post_{outcome}" for outcome in OUTCOMES},
     ),
-    CounterOf("helper_proofs", "Proofs made.", sources={"": "proven"}),
-    CounterOf("helper_reveals", "Reveals that were sent for the first time.", sources={"": "broadcast"}),
+    CounterOf("helper_proofs", "Completed proofs.", sources={"": "proven"}),
+    CounterOf("helper_reveals", "Reveals broadcast, without resends.", sources={"": "broadcast"}),
     CounterOf(
         "helper_broadcasts",
-        "Sends of reveals, again and to other nodes included, by what the answer meant.",
+        "Broadcasts of reveals, including resends, by verdict on the node's response.",
         "verdict",
         {verdict.name.lower(): f"answer_{verdict.name.lower()}" for verdict in Verdict},
     ),
-    CounterOf("helper_confirmed", "Shares that were counted in a block.", sources={"": "confirmed"}),
+    CounterOf("helper_confirmed", "Shares confirmed in a block.", sources={"": "confirmed"}),
     CounterOf(
         "helper_retries",
-        "Shares that went back to the queue, by the stage at which.",
+        "Retries of shares by stage.",
         "stage",
         {stage: f"retry_{stage}" for stage in STAGES},
     ),
-    CounterOf("helper_failed", "Shares that were given up.", sources={"": "failed"}),
-    CounterOf("helper_expired", "Shares that were not counted when their round closed.", sources={"": "expired"}),
+    CounterOf("helper_failed", "Shares that failed permanently.", sources={"": "failed"}),
+    CounterOf("helper_expired", "Shares unconfirmed when their round closed.", sources={"": "expired"}),
 )
 HISTOGRAMS: Final = (
     HistogramOf(
-        "helper_start_lateness_seconds", "From a share's time to the start of its first proof.", "lateness_start"
+        "helper_start_lateness_seconds", "Time from a share's due time to the start of its proof.", "lateness_start"
     ),
     HistogramOf(
-        "helper_broadcast_lateness_seconds", "From a share's time to its first byte sent.", "lateness_broadcast"
+        "helper_broadcast_lateness_seconds", "Time from a share's due time to its broadcast.", "lateness_broadcast"
     ),
-    HistogramOf("helper_proof_seconds", "How long a proof took.", "proof_seconds"),
+    HistogramOf("helper_proof_seconds", "Duration of a proof.", "proof_seconds"),
     HistogramOf(
-        "helper_queue_age_seconds", "Of the share that was due first, whenever due shares are taken up.", "queue_age"
+        "helper_queue_age_seconds", "Time since the due time of the oldest due share, at each claim.", "queue_age"
     ),
-    HistogramOf(
-        "helper_confirmation_seconds", "From the first byte sent to the block that counted it.", "confirmation"
-    ),
+    HistogramOf("helper_confirmation_seconds", "Time from broadcast to confirmation in a block.", "confirmation"),
 )

@@ -1,8 +1,7 @@
-"""What Prometheus scrapes: the service's own counters and timings as they stand, in a registry of their own.
+"""Prometheus exposition of the service's counters and timings.
 
-Nothing is counted here. A scrape reads what the service counts anyway; scrapes that come together share one reading,
-and the text is made once for all of them. The text fits into what the kernel keeps for a connection, so a scraper that
-does not read holds nobody up.
+A scrape reads `Stats` and the queue's figures. Scrapes within `FRESH` seconds share one reading and its text. The text
+fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from helper.observability.queue_overview import KnownRound
 from helper.observability.stats import Stats, Timings
 
 FRESH: Final = 0.5
-"""Seconds for which one reading serves all scrapes."""
+"""Seconds for which a reading is reused."""
 _ACTIVE: Final = 1
 
 
 class Metrics:
-    """The registry and the text that is made of it.
+    """Registry of all metrics and their text form.
 
     Args:
-        stats: the service's counters and timings.
-        read: reads everything else.
-        clock: tells when a reading is old.
+        stats: counters and timings of the service.
+        read: reads all other figures.
+        clock: the time.
     """
 
     def __init__(self, stats: Stats, read: Callable[[], Awaitable[Figures]], *, clock: Clock) -> None:
@@ -53,103 +52,104 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     async def text(self, accept: str) -> tuple[bytes, str]:
-        """The text for who accepts these kinds of content, and what kind it is."""
-        openly = "application/openmetrics-text" in accept
+        """Return the exposition text and its content type, for the value of an `Accept` header."""
+        use_openmetrics = "application/openmetrics-text" in accept
         async with self._lock:
             if self._clock.monotonic() - self._read_at > FRESH:
                 self._collector.figures = await self._read()
                 self._read_at = self._clock.monotonic()
                 self._texts = {}
-            if openly not in self._texts:
-                make = openmetrics.generate_latest if openly else generate_latest
-                self._texts[openly] = make(self._registry)
-            return self._texts[openly], openmetrics.CONTENT_TYPE_LATEST if openly else CONTENT_TYPE_PLAIN_0_0_4
+            if use_openmetrics not in self._texts:
+                generate = openmetrics.generate_latest if use_openmetrics else generate_latest
+                self._texts[use_openmetrics] = generate(self._registry)
+            content_type = openmetrics.CONTENT_TYPE_LATEST if use_openmetrics else CONTENT_TYPE_PLAIN_0_0_4
+            return self._texts[use_openmetrics], content_type
 
 
 class _Figures(Collector):
-    """Makes the series from the newest reading."""
+    """Creates the metric families from the latest reading."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self.figures = Figures(now=0.0)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
-        about = {"version": metadata.version("svote-helper"), "python": platform.python_version()}
-        build = GaugeMetricFamily("helper_build_info", "What runs here.", labels=list(about))
-        build.add_metric(list(about.values()), 1)
+        """Yield all metric families."""
+        labels = {"version": metadata.version("svote-helper"), "python": platform.python_version()}
+        build = GaugeMetricFamily("helper_build_info", "Version information.", labels=list(labels))
+        build.add_metric(list(labels.values()), 1)
         yield build
         yield from self._counters()
-        for one in HISTOGRAMS:
-            yield _histogram(one.name, one.about, getattr(self._stats, one.source))
+        for histogram in HISTOGRAMS:
+            yield _histogram(histogram.name, histogram.about, getattr(self._stats, histogram.source))
         if self.figures.facts:
             yield from _service(self.figures.facts)
-            yield from _others(self.figures.facts)
+            yield from _lease_and_archive(self.figures.facts)
             yield from _nodes(self.figures.facts)
         yield from _queue(self.figures)
 
     def _counters(self) -> Iterator[Metric]:
-        for one in COUNTERS:
-            counts = {value: self._stats.counts[source] for value, source in one.sources.items()}
-            yield _counter(one.name, one.about, one.label, counts)
+        for counter in COUNTERS:
+            counts = {value: self._stats.counts[source] for value, source in counter.sources.items()}
+            yield _counter(counter.name, counter.about, counter.label, counts)
         refusals = self.figures.refusals
-        told = {str(status): refusals.get(status, 0) for status in REFUSALS}
-        told["other"] = sum(number for status, number in refusals.items() if status not in REFUSALS)
-        yield _counter("helper_refusals", "Answers to requests on the wallets' port from 400 on.", "status", told)
+        by_status = {str(status): refusals.get(status, 0) for status in REFUSALS}
+        by_status["other"] = sum(number for status, number in refusals.items() if status not in REFUSALS)
+        yield _counter("helper_refusals", "Responses with status 400 or above on the wallet API.", "status", by_status)
         deaths = (self.figures.facts.get("provers") or {}).get("deaths") or {}
         counts = {reason: deaths.get(reason, 0) for reason in ("died", "timeout")}
-        yield _counter("helper_prover_deaths", "Prover workers that ended without being told to.", "reason", counts)
+        yield _counter("helper_prover_deaths", "Unexpected exits of prover workers by reason.", "reason", counts)
         dropped = {"": sum(dropped_fields().values())}
-        yield _counter("helper_log_fields_dropped", "Fields kept out of the log: not on its list.", "", dropped)
+        yield _counter("helper_log_fields_dropped", "Log fields dropped because they are not allowed.", "", dropped)
         yield _counter(
             "helper_proving_seconds",
-            "Time in which at least one proof was under way.",
+            "Time during which at least one proof was running.",
             "",
             {"": self.figures.facts.get("proving_seconds", 0.0)},
         )
 
 
 def _service(facts: Mapping[str, Any]) -> Iterator[Metric]:
-    """How the service is."""
-    yield _gauge("helper_ready", "Whether shares are taken and revealed.", all(_well(facts).values()))
-    yield _gauges("helper_check", "Whether each of the checks of /readyz passes.", "check", _well(facts))
+    """Readiness, provers, clock and chain height."""
+    yield _gauge("helper_ready", "Whether the service is ready.", all(_passed(facts).values()))
+    yield _gauges("helper_check", "Whether a readiness check passes.", "check", _passed(facts))
     paused = {"intake": facts["intake_paused"] is not None, "dispatch": facts["paused"] is not None}
-    yield _gauges("helper_paused", "Whether shares are not taken, or not revealed, now.", "what", paused)
+    yield _gauges("helper_paused", "Whether intake or dispatch of shares is paused.", "what", paused)
     provers = facts["provers"]
-    yield _gauge("helper_prover_slots", "Proofs that can be made at once.", provers["workers"])
-    yield _gauge("helper_provers_running", "Prover workers that run.", len(provers["pids"]))
-    yield _gauge("helper_shares_in_hand", "Shares that are proven, or wait for a prover in memory.", facts["in_hand"])
+    yield _gauge("helper_prover_slots", "Maximum number of concurrent proofs.", provers["workers"])
+    yield _gauge("helper_provers_running", "Running prover workers.", len(provers["pids"]))
+    yield _gauge("helper_shares_in_hand", "Claimed shares: being proven or waiting for a prover.", facts["in_hand"])
     for name, about, key in (
-        ("helper_block_height", "Newest block that was read.", "height"),
-        ("helper_block_age_seconds", "Our clock minus the newest block's time.", "block_age"),
-        ("helper_clock_skew_seconds", "Our clock minus a block's time when it was first seen.", "clock_skew"),
-        ("helper_tree_lag_blocks", "Blocks by which the trees are behind the newest one.", "tree_lag"),
+        ("helper_block_height", "Height of the newest processed block.", "height"),
+        ("helper_block_age_seconds", "Local clock minus the newest block's time.", "block_age"),
+        ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", "clock_skew"),
+        ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", "tree_lag"),
     ):
         if facts.get(key) is not None:
             yield _gauge(name, about, facts[key])
 
 
-def _others(facts: Mapping[str, Any]) -> Iterator[Metric]:
-    """Whether it is this host that sends, where there are several; how far the archive is, where it writes one."""
+def _lease_and_archive(facts: Mapping[str, Any]) -> Iterator[Metric]:
+    """Sender lease in a cluster, and progress of the archive; each only where it is in use."""
     if "sends" in facts:
-        yield _gauge("helper_sends", "Whether this host has the right to send reveals now.", facts["sends"])
+        yield _gauge("helper_sends", "Whether this host holds the sender lease.", facts["sends"])
     archive = facts.get("archive")
     if archive is not None:
-        yield _gauge("helper_archive_fails", "Whether the last look at the archive failed.", bool(archive["problem"]))
+        yield _gauge("helper_archive_fails", "Whether the last archive write failed.", bool(archive["problem"]))
         if archive["behind"] is not None:
-            yield _gauge("helper_archive_height", "Newest block that is archived.", archive["through"])
-            yield _gauge("helper_archive_lag_blocks", "Blocks that are not archived yet.", archive["behind"])
+            yield _gauge("helper_archive_height", "Height of the newest archived block.", archive["through"])
+            yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive["behind"])
 
 
-def _well(facts: Mapping[str, Any]) -> dict[str, bool]:
+def _passed(facts: Mapping[str, Any]) -> dict[str, bool]:
     return {check["name"]: check["problem"] is None for check in facts["checks"]}
 
 
 def _nodes(facts: Mapping[str, Any]) -> Iterator[Metric]:
-    """How the nodes are, each by the host that it is configured with."""
+    """State of the nodes, labelled with their configured hosts."""
     nodes = {node["name"]: node for node in facts["endpoints"]}
     fresh = {name: node["reason"] is None for name, node in nodes.items()}
-    yield _gauges("helper_endpoint_fresh", "Whether a node is of use now.", "endpoint", fresh)
+    yield _gauges("helper_endpoint_fresh", "Whether a node is usable.", "endpoint", fresh)
     ages = {name: node["block_age"] for name, node in nodes.items() if node["block_age"] is not None}
     yield _gauges("helper_endpoint_block_age_seconds", "Age of a node's newest block.", "endpoint", ages)
     heights = {name: node["height"] for name, node in nodes.items()}
@@ -157,27 +157,27 @@ def _nodes(facts: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _queue(figures: Figures) -> Iterator[Metric]:
-    """What waits; nothing where the store could not be asked."""
+    """Figures of the queue; none if the store could not be read."""
     if figures.counts is None:
         return
     totals = {
         state.name.lower(): sum(states.get(state, 0) for states in figures.counts.values()) for state in ShareState
     }
-    yield _gauges("helper_shares", "Shares by state, in all rounds that are kept.", "state", totals)
-    yield _gauge("helper_damaged_rows", "Rows of the database that were set aside.", figures.damaged)
+    yield _gauges("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
+    yield _gauge("helper_damaged_rows", "Damaged database rows that were set aside.", figures.damaged)
     active = [known for known in figures.rounds if int(known.status) == _ACTIVE]
-    yield _gauge("helper_rounds_active", "Rounds that take votes.", len(active))
+    yield _gauge("helper_rounds_active", "Rounds with status ACTIVE.", len(active))
     due_ms = figures.oldest_due_ms
     overdue = 0.0 if due_ms is None else max(0.0, figures.now - due_ms / 1000)
-    yield _gauge("helper_oldest_due_seconds", "How long the share that was due first waits beyond its time.", overdue)
+    yield _gauge("helper_oldest_due_seconds", "Time since the due time of the oldest due share.", overdue)
     slack = _slack(figures, active)
     if slack is not None:
-        about = "Time left beyond what is needed, in the round where that is least; only while shares wait."
+        about = "Minimum over rounds of time left minus proving time needed; absent if no share waits."
         yield _gauge("helper_backlog_slack_seconds", about, slack)
 
 
 def _slack(figures: Figures, active: Iterable[KnownRound]) -> float | None:
-    """The least of the rounds' time left minus the time needed; rounds that end earlier are proven first."""
+    """The minimum over rounds of time left minus time needed. Rounds that end earlier are proven first."""
     proof = (figures.facts.get("proof") or {}).get("p50_ms")
     provers = figures.facts.get("provers") or {}
     each = provers.get("self_test_seconds") if proof is None else proof / 1000

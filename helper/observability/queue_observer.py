@@ -1,4 +1,4 @@
-"""Reads what operators are told of the whole queue: the overview for eyes, the figures for Prometheus."""
+"""Reads the state of the whole queue, for the overview and for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from helper.errors import HelperError
 from helper.observability.queue_overview import Counts, KnownRound, overview
 from helper.store.store import Store
 
-log = structlog.get_logger("helper.telemetry")
+log = structlog.get_logger("helper.observability")
 
 FAILURES_SHOWN: Final = 20
 PATIENCE: Final = 2.0
-"""Seconds that the store has for the figures: a scrape must tell of a disk that hangs, not hang with it."""
+"""Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
 
 Facts = Callable[[], Mapping[str, Any]]
 
 
 class ObservedRounds(Protocol):
-    """The part of the round book that is looked at."""
+    """The part of `RoundRegistry` that the observer reads."""
 
     def all(self) -> Sequence[KnownRound]:
-        """Every round known."""
+        """All known rounds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a scrape reads beside the counters.
+    """The figures of a scrape, apart from `Stats`.
 
     Attributes:
-        now: unix seconds.
-        facts: what the running service tells of itself ; empty without a queue.
-        rounds: the rounds known.
-        counts: shares by round and state; None where the store could not be asked.
-        oldest_due_ms: when the first of all waiting shares is due, None where none waits.
-        damaged: rows that were set aside.
-        refusals: answers of the wallets' port from 400 on, by status.
+        now: Unix seconds.
+        facts: state of the running service (`Service.facts`); empty without a queue.
+        rounds: all known rounds.
+        counts: shares by round and state; None if the store could not be read.
+        oldest_due_ms: earliest due time of all waiting shares, None if none waits.
+        damaged: number of rows that were set aside.
+        refusals: responses of the wallet API with status 400 or above, by status.
     """
 
     now: float
@@ -55,13 +55,13 @@ class Figures:
 
 
 class QueueObserver:
-    """One look at a time.
+    """Reads overview and figures from the store and the running service.
 
     Args:
         store: the queue.
-        rounds: the rounds known.
-        facts: what only the running service knows.
-        refusals: answers of the wallets' port from 400 on, by status.
+        rounds: the known rounds.
+        facts: returns the state of the running service.
+        refusals: responses of the wallet API with status 400 or above, by status.
         clock: the time.
     """
 
@@ -81,7 +81,11 @@ class QueueObserver:
         self._clock = clock
 
     async def overview(self) -> dict[str, Any]:
-        """The state of this moment as plain JSON values; raises StoreError."""
+        """Return the current state as plain JSON values.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
         now = self._clock.now()
         return overview(
             now=now,
@@ -93,7 +97,7 @@ class QueueObserver:
         )
 
     async def figures(self) -> Figures:
-        """What a scrape reads; without the store's part where that cannot be had."""
+        """Return the figures of a scrape, without those of the store if it cannot be read."""
         rounds = self._rounds.all()
         counts: Counts | None = None
         oldest, damaged = None, 0
@@ -104,7 +108,7 @@ class QueueObserver:
                 damaged = len(await self._store.damaged())
         except (HelperError, TimeoutError) as error:
             counts = None
-            log.warning("the store could not be asked for figures", error=str(error) or "no answer in time")
+            log.warning("metrics_store_read_failed", error=str(error) or "timed out")
         return Figures(
             now=self._clock.now(),
             facts=self._facts(),

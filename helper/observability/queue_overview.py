@@ -1,6 +1,6 @@
-"""The state of the whole queue at one moment, in aggregates: what the page and `queue watch` show. Pure.
+"""Aggregate state of the queue, as shown by the page and `queue watch`. Pure.
 
-Nothing in it is of one share: no name, no time of its own, nothing of a witness.
+It contains no data of a single share: no reference, no due time, no witness.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Counts = Mapping[bytes, Mapping[ShareState, int]]
 
 
 class KnownRound(Protocol):
-    """A round as the chain tells it."""
+    """A round as reported by the chain."""
 
     @property
     def round_id(self) -> bytes:
@@ -24,7 +24,7 @@ class KnownRound(Protocol):
 
     @property
     def vote_end_time(self) -> int:
-        """Unix second."""
+        """End of the round, Unix seconds."""
         ...
 
     @property
@@ -42,15 +42,15 @@ def overview(
     ahead: Mapping[bytes, DueAhead],
     failures: Sequence[FailureGroup],
 ) -> dict[str, Any]:
-    """The state as plain JSON values.
+    """Build the state as plain JSON values.
 
     Args:
-        now: unix seconds.
-        facts: what the running service tells of itself (`Service.facts`).
-        rounds: all rounds known.
+        now: Unix seconds.
+        facts: state of the running service (`Service.facts`).
+        rounds: all known rounds.
         counts: shares by round and state.
         ahead: waiting shares by round and minute.
-        failures: what failed for good, by stage and reason.
+        failures: permanent failures by stage and reason.
     """
     provers = facts["provers"]
     seconds = facts["proof"]["p50_ms"]
@@ -71,7 +71,7 @@ def overview(
         },
         "provers": {
             "slots": provers["workers"],
-            # more are in hand than are proven: some wait, so that no prover does
+            # The dispatcher claims more shares than there are provers, so that no prover is idle.
             "busy": min(facts["in_hand"], provers["workers"]),
             "seconds_per_proof": per_proof,
         },

@@ -1,11 +1,10 @@
-"""Unexpected errors to a Sentry project (`[helper] sentry_dsn`), by the log's own rules.
+"""Sends unexpected errors to a Sentry project (`[helper] sentry_dsn`), under the same rules as the log.
 
-An event is made of one line of our own log, after its fields went through the list of those that may be told: the
-line's text, its logger, its fields. The library adds nothing: no stack with local variables, no request, no
-breadcrumbs, no host name, no environment, no modules. `strip`, the last that touches an event, builds it anew from the
-few keys that it knows.
+An event consists of one log entry after the field allowlist was applied: its text, logger and fields. The library adds
+nothing: no local variables, request, breadcrumbs, host name, environment or modules. As the last step, `strip` copies
+only known keys into a new event.
 
-The library is imported only where a DSN is set, and is an extra of the package: `pip install 'svote-helper[sentry]'`.
+The library is imported only if a DSN is set. It is an extra of the package: `pip install 'svote-helper[sentry]'`.
 """
 
 from __future__ import annotations
@@ -23,31 +22,32 @@ if TYPE_CHECKING:
     from sentry_sdk.types import Event, Hint
 
 KEPT: Final = ("event_id", "timestamp", "platform", "level", "logger", "release")
-"""Keys of an event that stay as they are: each is ours, or a plain fact of the library."""
+"""Keys of an event that `strip` copies unchanged: set by this module, or harmless values of the library."""
 QUEUE: Final = 100
-"""Events that wait to be sent at most; more are dropped."""
+"""Maximum number of events waiting to be sent; further events are dropped."""
 AGAIN: Final = 60.0
-"""Seconds after which a line of the same kind is sent again: an error a second is one error."""
+"""Minimum seconds between two equal errors."""
 KINDS: Final = 1000
+"""Maximum number of different errors whose last report is remembered."""
 PATIENCE: Final = 2.0
-"""Seconds that the last events have to leave when the service ends."""
+"""Timeout in seconds for sending the remaining events on shutdown."""
 
 
 class Reporter:
-    """Sends lines of the log, each kind of line once a minute. Nothing about it holds the service up.
+    """Sends log entries to Sentry without blocking, equal entries at most once per minute.
 
     Args:
-        client: the library's own.
+        client: the Sentry client.
         clock: the time.
     """
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._sent: dict[str, float] = {}  # when a kind of line was last sent, monotonic
+        self._sent: dict[str, float] = {}  # fingerprint -> last report (monotonic)
 
     def report(self, line: Mapping[str, Any]) -> None:
-        """Hand over one line of the log, as it is written."""
+        """Queue one log entry for sending."""
         event = to_event(line)
         kind, now = repr(event["fingerprint"]), self._clock.monotonic()
         if now - self._sent.get(kind, float("-inf")) < AGAIN:
@@ -58,26 +58,26 @@ class Reporter:
         self._client.capture_event(cast("Event", event))
 
     def close(self) -> None:
-        """Let what waits leave, for a moment."""
+        """Send the queued events, for at most `PATIENCE` seconds."""
         self._client.close(timeout=PATIENCE)
 
 
 def start(dsn: str, clock: Clock) -> Reporter:
-    """A reporter to this project.
+    """Create a reporter.
 
     Args:
-        dsn: where it is, as Sentry gives it.
+        dsn: the Sentry project's DSN.
         clock: the time.
 
     Raises:
-        ConfigError: the library is not installed, or this is no DSN.
+        ConfigError: the library is not installed, or the DSN is invalid.
     """
     try:
-        from sentry_sdk import Client  # noqa: PLC0415 - only where it is wanted
+        from sentry_sdk import Client  # noqa: PLC0415 - optional dependency
         from sentry_sdk.utils import BadDsn  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
-            "[helper] sentry_dsn is set, and sentry-sdk is not installed",
+            "[helper] sentry_dsn is set, but sentry-sdk is not installed",
             advice="Install it (`pip install 'svote-helper[sentry]'`), or leave sentry_dsn empty.",
         ) from None
     try:
@@ -98,36 +98,37 @@ def start(dsn: str, clock: Clock) -> Reporter:
             before_send=strip,
         )
     except BadDsn:
-        raise ConfigError("[helper] sentry_dsn is no DSN of Sentry's") from None
+        raise ConfigError("[helper] sentry_dsn is not a valid Sentry DSN") from None
     return Reporter(client, clock)
 
 
 def to_event(line: Mapping[str, Any]) -> dict[str, Any]:
-    """An event of a line of the log: its fields are those of the list, whatever it has."""
-    told = {name: value for name, value in line.items() if name in FIELDS}
-    text = str(told.get("event", ""))
+    """Convert a log entry to a Sentry event with allowed fields only."""
+    fields = {name: value for name, value in line.items() if name in FIELDS}
+    text = str(fields.get("event", ""))
+    extra = {name: value for name, value in fields.items() if name not in {"event", "level", "logger", "timestamp"}}
     return {
         "level": "error",
-        "logger": str(told.get("logger", "")),
+        "logger": str(fields.get("logger", "")),
         "logentry": {"formatted": text},
-        "extra": {name: value for name, value in told.items() if name not in {"event", "level", "logger", "timestamp"}},
-        # one issue a line of the source, whatever its fields are
-        "fingerprint": [str(told.get("logger", "")), text, _kind(told.get("exception"))],
+        "extra": extra,
+        # one Sentry issue per log event and exception type, whatever the other fields are
+        "fingerprint": [str(fields.get("logger", "")), text, _exception_type(fields.get("exception"))],
     }
 
 
 def strip(event: Event, _hint: Hint) -> Event:
-    """The event with what we put into it, and nothing that the library or anybody added."""
-    told: dict[str, Any] = dict(event)
-    made: dict[str, Any] = {
-        **{name: told[name] for name in KEPT if name in told},
-        "logentry": {"formatted": str((told.get("logentry") or {}).get("formatted", ""))},
-        "extra": {name: value for name, value in (told.get("extra") or {}).items() if name in FIELDS},
-        "fingerprint": told.get("fingerprint", []),
+    """Copy the known keys of an event; drop everything that the library added."""
+    original: dict[str, Any] = dict(event)
+    stripped: dict[str, Any] = {
+        **{name: original[name] for name in KEPT if name in original},
+        "logentry": {"formatted": str((original.get("logentry") or {}).get("formatted", ""))},
+        "extra": {name: value for name, value in (original.get("extra") or {}).items() if name in FIELDS},
+        "fingerprint": original.get("fingerprint", []),
     }
-    return cast("Event", made)
+    return cast("Event", stripped)
 
 
-def _kind(exception: object) -> str:
-    """The type that an exception's description begins with."""
+def _exception_type(exception: object) -> str:
+    """The type name at the start of an exception's description."""
     return str(exception or "").partition(" ")[0].rstrip(":")

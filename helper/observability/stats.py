@@ -1,4 +1,4 @@
-"""What the running service counts: totals since its start and recent timings, never anything of one share."""
+"""Counters since the start of the service, and recent timings. Aggregates only, no data of a single share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any, Final
 
 RECENT = 20_000
-"""How many recent samples of a timing are kept."""
+"""Number of recent samples in memory per timing."""
 BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""Upper bounds, in seconds, of the buckets in which all samples ever are counted."""
+"""Upper bounds of the histogram buckets, in seconds."""
 
 
 def percentile(samples: list[float], share: float) -> float | None:
-    """The nearest-rank percentile (share from 0 to 1) of these samples; None of none."""
+    """Return the nearest-rank percentile (`share` from 0 to 1) of samples, None if there are none."""
     if not samples:
         return None
     ordered = sorted(samples)
@@ -24,11 +24,11 @@ def percentile(samples: list[float], share: float) -> float | None:
 
 
 class Timings:
-    """The most recent samples of one timing, and how many there were ever, by size. Seconds.
+    """Recent samples of a timing in seconds, and a histogram of all samples.
 
     Attributes:
-        count: of all samples ever.
-        total: their sum.
+        count: number of all samples.
+        total: sum of all samples.
     """
 
     def __init__(self) -> None:
@@ -38,18 +38,18 @@ class Timings:
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        """Note one sample."""
+        """Add a sample."""
         self._samples.append(seconds)
         self._sizes[bisect_left(BOUNDS, seconds)] += 1
         self.count += 1
         self.total += seconds
 
     def up_to(self) -> list[tuple[float, int]]:
-        """For each bound, and infinity, how many samples were not greater."""
+        """Return the cumulative count of samples for each bound and infinity."""
         return list(zip((*BOUNDS, inf), accumulate(self._sizes), strict=True))
 
     def summary(self) -> dict[str, float | int | None]:
-        """Number of samples ever, and p50, p99, least and greatest of the recent ones in milliseconds."""
+        """Return the number of all samples, and p50, p99, minimum and maximum of the recent ones in milliseconds."""
         recent = list(self._samples)
         return {
             "count": self.count,
@@ -65,7 +65,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 class BusyTime:
-    """How long at least one of several jobs was under way; times are a monotonic clock's seconds."""
+    """Total time during which at least one job was running. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._jobs = 0
@@ -73,27 +73,27 @@ class BusyTime:
         self._total = 0.0
 
     def begin(self, now: float) -> None:
-        """A job starts."""
+        """Record the start of a job."""
         if self._jobs == 0:
             self._since = now
         self._jobs += 1
 
     def end(self, now: float) -> None:
-        """A job ends."""
+        """Record the end of a job."""
         self._jobs -= 1
         if self._jobs == 0:
             self._total += now - self._since
 
     def seconds(self, now: float) -> float:
-        """The time so far."""
+        """Return the total so far."""
         return self._total + (now - self._since if self._jobs else 0.0)
 
 
 class Stats:
-    """Counters by name, and the timings that tell how the service keeps its promises.
+    """Counters by name, and timings of the stages of a share.
 
-    Lateness is measured for shares in their first attempt, from the time they were due; the queue's age whenever shares
-    are taken up, of the one that was due first; confirmation from the first byte sent to the block that counted it.
+    Lateness is the time since the due time of a share in its first attempt. Queue age is the time since the earliest
+    due time, measured at each claim. Confirmation is the time from broadcast to confirmation in a block.
     """
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ class Stats:
         self.counts[name] += number
 
     def failure(self, stage: str, reason: str) -> None:
-        """Note a failure by stage and reason, for the operator's list of recent ones."""
+        """Record a failure by stage and reason, for the list of recent failures."""
         self.count("failures")
         self.failures.append({"stage": stage, "reason": reason})
 
     def summary(self, now: float) -> dict[str, Any]:
-        """All of it as plain JSON values; `now` is the monotonic clock's time."""
+        """Return all counters and timings as plain JSON values. `now` is in monotonic seconds."""
         return {
             "counts": dict(self.counts),
             "proving_seconds": round(self.proving.seconds(now), 3),

@@ -1,7 +1,8 @@
-"""The stream of states that pages and `queue watch` follow: numbered, the newest few kept, the same bytes for all.
+"""Event stream of queue states, for the page and `queue watch`.
 
-A listener is a place in the ring and a bell, nothing else. One that falls behind the ring is dropped, nobody waits for
-it; one that comes back with the number it saw last goes on from there, or from the newest state when that is long gone.
+States are numbered and encoded once for all listeners. A ring buffer holds the newest ones. A listener is a position in
+the buffer and an `asyncio.Event`. A listener that falls behind the buffer is disconnected, so that it delays nobody. A
+listener that reconnects continues after the last state it received, or with the newest state if that one is gone.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ import structlog
 from helper.clock import Clock
 from helper.errors import HelperError
 
-log = structlog.get_logger("helper.feed")
+log = structlog.get_logger("helper.observability")
 
 INTERVAL: Final = 1.0
 """Seconds between two states."""
 KEPT: Final = 64
+"""Number of states in the ring buffer."""
 LISTENERS: Final = 2048
-"""Most listeners at once."""
+"""Maximum number of listeners."""
 SLICE: Final = 32
-"""Listeners that are woken at one go."""
+"""Number of listeners that are woken together."""
 PAUSE: Final = 0.01
-"""Seconds between two goes: the loop, and the interpreter's lock with it, is free for everything else, so that a share
-that is due waits for one go at most and not for all who listen. All have been told well before the next state."""
+"""Seconds between two slices. The event loop and the GIL are free meanwhile, so that a due share waits for one slice at
+most. All listeners are woken well before the next state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One state: its name, `<run>-<number>`, and the JSON."""
+    """One state: its name `<run>-<number>` and its JSON."""
 
     name: str
     number: int
@@ -44,13 +46,13 @@ class Event:
 
 
 class Feed:
-    """States of this run of the service.
+    """Publishes queue states to listeners.
 
     Args:
-        snapshot: makes the state as plain JSON values; called only while somebody listens.
+        snapshot: returns the state as plain JSON values; called only while there are listeners.
         clock: the time.
-        name: names this run of the service, so that numbers of an earlier one are known as such.
-        kept: how many states the ring holds.
+        name: identifies this run of the service, to recognize event numbers of an earlier run.
+        kept: size of the ring buffer.
     """
 
     def __init__(self, snapshot: Callable[[], Awaitable[object]], *, clock: Clock, name: str, kept: int = KEPT) -> None:
@@ -60,65 +62,65 @@ class Feed:
         self._ring: deque[Event] = deque(maxlen=kept)
         self._number = 0
         self._made_at = float("-inf")
-        self._listeners: dict[asyncio.Event, None] = {}  # each set when there is something new for it
+        self._listeners: dict[asyncio.Event, None] = {}  # an event is set when its listener has a new state to send
         self._wanted = asyncio.Event()
         self._closed = False
 
     @property
     def listeners(self) -> int:
-        """How many listen now."""
+        """The number of listeners."""
         return len(self._listeners)
 
     @property
     def full(self) -> bool:
-        """Whether nobody more may listen."""
+        """Whether the maximum number of listeners is reached."""
         return len(self._listeners) >= LISTENERS
 
     async def run(self) -> None:
-        """Make states for ever, while somebody listens."""
+        """Publish a state every second while there are listeners, until cancelled."""
         while True:
             await self._wanted.wait()
             try:
                 self.publish(orjson.dumps(await self._snapshot()))
             except HelperError as error:
-                log.error("no state could be made for listeners", error=str(error), advice=error.advice)
+                log.error("status_feed_failed", error=str(error), advice=error.advice)
             await self._clock.sleep(INTERVAL)
 
     def publish(self, data: bytes) -> None:
-        """Give a state to everybody."""
+        """Publish a state to all listeners."""
         self._number += 1
         self._made_at = self._clock.monotonic()
         self._ring.append(Event(f"{self._name}-{self._number}", self._number, data))
         self._wake_some(iter(list(self._listeners)))
 
     def close(self) -> None:
-        """End all listening: the service stops."""
+        """Disconnect all listeners, on shutdown."""
         self._closed = True
         for changed in self._listeners:
             changed.set()
 
     async def listen(self, last: str | None = None) -> AsyncIterator[Event]:
-        """The states after the one named `last`, for ever; ends when this listener has fallen behind."""
-        seen = self._place(last)
+        """Yield the states after the one named `last`. Ends when the listener has fallen behind."""
+        position = self._position(last)
         with self._listening() as changed:
             while not self._closed:
-                if self._ring and seen < self._ring[0].number - 1:
+                if self._ring and position < self._ring[0].number - 1:
                     return
                 changed.clear()
-                for event in [event for event in self._ring if event.number > seen]:
+                for event in [event for event in self._ring if event.number > position]:
                     yield event
-                    seen = event.number
-                if seen >= self._number and not self._closed:
+                    position = event.number
+                if position >= self._number and not self._closed:
                     await changed.wait()
 
-    def _place(self, last: str | None) -> int:
-        """The number to go on after."""
+    def _position(self, last: str | None) -> int:
+        """The number of the state before the first one to send."""
         name, _, number = (last or "").rpartition("-")
         if name == self._name and number.isdecimal() and self._ring:
-            seen = int(number[:18])
-            if self._ring[0].number - 1 <= seen <= self._number:
-                return seen
-        # Else the newest: the one that is there if it is of now, or the next.
+            position = int(number[:18])
+            if self._ring[0].number - 1 <= position <= self._number:
+                return position
+        # Otherwise start with the newest state if it is recent, else with the next one.
         fresh = self._clock.monotonic() - self._made_at < 2 * INTERVAL
         return self._number - 1 if fresh else self._number
 
@@ -135,8 +137,8 @@ class Feed:
                 self._wanted.clear()
 
     def _wake_some(self, waiting: Iterator[asyncio.Event]) -> None:
-        some = list(islice(waiting, SLICE))
-        for changed in some:
+        batch = list(islice(waiting, SLICE))
+        for changed in batch:
             changed.set()
-        if some:
+        if batch:
             asyncio.get_running_loop().call_later(PAUSE, self._wake_some, waiting)

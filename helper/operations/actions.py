@@ -1,8 +1,8 @@
-"""What operators have done to the queue: retry, hand over, take over, purge. Each act is on record before it begins.
+"""Operator actions on the queue: retry, export, import and purge.
 
-The running daemon does the same acts as a command on the file alone, while none runs. None of them reveals a share
-before its time, changes `submit_at`, or tells anything of a witness. Each goes through the queue in small pieces, so
-that wallets are answered meanwhile, and one act waits for the other.
+Every action is entered in the audit log before it begins. No action reveals a share before its time, changes
+`submit_at`, or discloses a witness. Actions run one after the other, and each changes the queue in small batches, so
+that the daemon continues to accept shares.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.operations")
 
-AT_ONCE: Final = 50
-"""Shares that one operation of the store changes: some 10 to 20 ms during which no POST is kept."""
+BATCH_SHARES: Final = 50
+"""Shares that one store operation changes. It blocks the writer, and with it every POST, for 10 to 20 ms."""
 ERROR_CHARS: Final = 200
 MAX_LEFT: Final = 1000
-"""Shares that the report of an import names; beyond them it only counts."""
-_TAKEN_OVER: Final = frozenset({ImportResult.TAKEN, ImportResult.REVIVED})
+"""Maximum number of skipped shares that an import report lists; it counts all of them."""
+_IMPORTED: Final = frozenset({ImportResult.TAKEN, ImportResult.REVIVED})
 _COUNTED_AS: Final[Mapping[ImportResult, tuple[str, ...]]] = {
     ImportResult.TAKEN: ("taken",),
     ImportResult.REVIVED: ("taken", "revived"),
@@ -43,20 +43,20 @@ _COUNTED_AS: Final[Mapping[ImportResult, tuple[str, ...]]] = {
     ImportResult.UNKNOWN: ("unknown",),
     ImportResult.INVALID: ("invalid",),
 }
-"""The counters that a share of an import adds to: the second is a part of the first."""
+"""Counters to increment for each import result. The second counter is a subset of the first."""
 
 Counts = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftShare:
-    """A share of an export that an import did not take over.
+    """A share in an export file that was not imported.
 
     Attributes:
-        number: its place in the file, 1 for the first.
-        ref: its name in this queue, None where it cannot have one.
-        round_id: its round, None where the line could not be read.
-        reason: why it was left.
+        number: its 1-based position in the file.
+        ref: its reference in this queue, None if it has none.
+        round_id: its round, None if the line is unreadable.
+        reason: why it was not imported.
     """
 
     number: int
@@ -67,11 +67,11 @@ class LeftShare:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did.
+    """The result of an import.
 
     Attributes:
         counts: shares by outcome; see docs/schemas/queue-import.json.
-        left: the first `MAX_LEFT` of those that were not taken over.
+        left: the first `MAX_LEFT` shares that were not imported.
     """
 
     counts: Counts
@@ -79,34 +79,34 @@ class ImportReport:
 
 
 Work = Callable[[Counter[str]], Awaitable[None]]
-"""Does an act, and counts what it has done so far."""
+"""Performs an action and updates the counters as it proceeds."""
 
 
 class RoundAuthority(Protocol):
-    """Who knows which rounds are closed, as `helper.chain.round_registry.RoundRegistry` does."""
+    """Decides which rounds are closed. `helper.chain.round_registry.RoundRegistry` in production."""
 
     def frozen(self, round_id: bytes) -> str | None:
-        """Why nothing may be done about the round now, or None."""
+        """Return why the round is frozen, None if it is not."""
         ...
 
     async def is_closed(self, round_id: bytes) -> bool:
-        """Whether the chain's own word has closed the round for good."""
+        """Return whether the chain has closed the round."""
         ...
 
     def forget(self, round_id: bytes) -> None:
-        """The round was purged."""
+        """Drop all state of a purged round."""
         ...
 
 
 class Operations:
-    """Does what operators ask for.
+    """Performs operator actions and records them in the audit log.
 
     Args:
-        store: where the shares are.
-        judge: which rounds are closed.
-        checks: the hashes of a share; `proofs`.
-        wake: called whenever shares became due.
-        running: whether a daemon works on the queue: what it has in hand is then left to it.
+        store: the queue.
+        judge: decides which rounds are closed.
+        checks: computes the hashes of a share; `proofs`.
+        wake: called when shares may have become due.
+        running: whether a daemon is working on the queue. Shares that it has claimed are then left alone.
     """
 
     def __init__(
@@ -117,91 +117,91 @@ class Operations:
         self._checks = checks
         self._wake = wake
         self._running = running
-        self._alone = asyncio.Lock()
+        self._action_lock = asyncio.Lock()
 
     async def retry(self, actor: Actor, wanted: QueueFilter, refs: Sequence[str] = (), *, dry: bool = False) -> Counts:
-        """Have failed shares tried again, each at its own time, with all its attempts back.
+        """Retry failed shares. Each keeps its due time and gets its full attempt budget.
 
         Args:
-            actor: who asks for it.
-            wanted: which failed shares.
-            refs: the beginnings of their names; none for any.
-            dry: only tell what would be done.
+            actor: the operator.
+            wanted: selects failed shares.
+            refs: prefixes of share references; empty for all selected shares.
+            dry: only count what would be done.
 
         Returns:
-            How many were `retried`, left as their round is `closed`, or named and `not_failed`.
+            The number of shares `retried`, skipped because their round is `closed`, or referenced but `not_failed`.
 
         Raises:
-            NothingThere: a name is that of no share, or of more than one.
-            ActRefused: other shares than failed ones are wanted.
+            NothingThere: a prefix matches no share, or more than one.
+            ActionRefused: the filter selects a state other than failed.
         """
         if wanted.state not in {None, ShareState.FAILED}:
-            raise ActionRefused("only failed shares are tried again", advice="Leave --state out, or give failed.")
+            raise ActionRefused("only failed shares can be retried", advice="Omit --state or use --state failed.")
         named = [await self._named(ref) for ref in dict.fromkeys(refs)]
 
         async def work(counts: Counter[str]) -> None:
             closed = await self._closed_rounds()
-            async for ids in self._pieces(wanted.round_id, named if refs else None):
-                some = await self._store.retry_failed(ids, wanted, closed=closed, note=_note(actor, "retry"), dry=dry)
-                counts.update(some)
-                if some["retried"] and not dry:
+            async for ids in self._batches(wanted.round_id, named if refs else None):
+                batch = await self._store.retry_failed(ids, wanted, closed=closed, note=_note(actor, "retry"), dry=dry)
+                counts.update(batch)
+                if batch["retried"] and not dry:
                     self._wake()
             if refs:
                 counts["not_failed"] = len(set(named)) - counts["retried"] - counts["closed"]
 
-        counts = await self._act(actor, "retry", _wanted(wanted, len(refs)), work, dry=dry)
+        counts = await self._act(actor, "retry", _arguments(wanted, len(refs)), work, dry=dry)
         return {"retried": 0, "closed": 0, "not_failed": 0, **counts}
 
     async def note_export(self, actor: Actor, wanted: QueueFilter, named: int, shares: int) -> Counts:
-        """Put on record that shares were copied into a file."""
+        """Record in the audit log that shares were copied into a file."""
 
         async def work(counts: Counter[str]) -> None:
             counts["copied"] = shares
 
-        return await self._act(actor, "export", _wanted(wanted, named), work)
+        return await self._act(actor, "export", _arguments(wanted, named), work)
 
     async def hand_over(self, actor: Actor, wanted: QueueFilter, named: int, marks: Sequence[RowMark]) -> Counts:
-        """Give up shares that a file carries to another machine, so that this one leaves them alone.
+        """Mark exported shares as moved, so that this host does not reveal them.
 
-        They are failed here with the stage "moved", until the chain has counted them or somebody retries them. What is
-        in hand, or changed since it was carried, stays: both machines may reveal it, and the chain counts it once.
+        They become failed with the stage "moved" until they are confirmed or retried. A share that is claimed, or that
+        changed since the export, stays: both hosts may then reveal it, and the chain counts it once.
 
         Returns:
-            How many were `moved`, and how many `stayed`.
+            The number of shares `moved` and `stayed`.
         """
 
         async def work(counts: Counter[str]) -> None:
-            for start in range(0, len(marks), AT_ONCE):
-                piece = marks[start : start + AT_ONCE]
+            for start in range(0, len(marks), BATCH_SHARES):
+                batch = marks[start : start + BATCH_SHARES]
                 note = _note(actor, "export")
-                counts.update(await self._store.mark_moved(piece, note=note, at_rest=self._running))
+                counts.update(await self._store.mark_moved(batch, note=note, at_rest=self._running))
 
-        counts = await self._act(actor, "move", _wanted(wanted, named), work)
+        counts = await self._act(actor, "move", _arguments(wanted, named), work)
         return {"moved": 0, "stayed": 0, **counts}
 
     async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry: bool = False) -> ImportReport:
-        """Take shares over from another machine's export; see `helper.operations.import_queue`.
+        """Import shares from another host's export; see `helper.operations.import_queue`.
 
-        Shares that were handed over from here before wait here again, with all their attempts.
+        Shares that were moved away earlier are revived with their full attempt budget.
 
         Raises:
-            TransferError: it is no export, or it ends early; what was taken until then is kept.
-            ActRefused: it is of another chain.
+            ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
+            ActionRefused: the export belongs to another chain.
         """
         left: list[LeftShare] = []
 
         async def work(counts: Counter[str]) -> None:
             number = 1
-            async for some in import_shares(self._store, self._checks, lines, note=_note(actor, "import"), dry=dry):
-                taken = 0
-                for one in some:
-                    counts.update(_COUNTED_AS[one.result])
-                    if one.result in _TAKEN_OVER:
-                        taken += 1
+            async for batch in import_shares(self._store, self._checks, lines, note=_note(actor, "import"), dry=dry):
+                imported = 0
+                for share in batch:
+                    counts.update(_COUNTED_AS[share.result])
+                    if share.result in _IMPORTED:
+                        imported += 1
                     elif len(left) < MAX_LEFT:
-                        left.append(LeftShare(number, one.ref, one.round_id, one.result))
+                        left.append(LeftShare(number, share.ref, share.round_id, share.result))
                     number += 1
-                if taken and not dry:
+                if imported and not dry:
                     self._wake()
 
         counts = await self._act(actor, "import", {}, work, dry=dry)
@@ -209,31 +209,31 @@ class Operations:
         return ImportReport({**dict.fromkeys(names, 0), **counts}, tuple(left))
 
     async def purge(self, actor: Actor, round_id: bytes, *, dry: bool = False) -> Counts:
-        """Erase everything of a round that the chain's own word has closed, now.
+        """Delete all data of a round that the chain has closed, before the retention period ends.
 
         Returns:
-            Shares by state's name, as they were.
+            The number of shares per state before the purge.
 
         Raises:
-            NothingThere: nothing is kept of such a round.
-            ActRefused: the chain has not closed it, or what was not counted in it has not been reported yet.
+            NothingThere: the queue has no data of this round.
+            ActionRefused: the chain has not closed the round, or its unconfirmed shares are not reported yet.
         """
-        stored = next((one for one in await self._store.rounds() if one.round_id == round_id), None)
+        stored = next((known for known in await self._store.rounds() if known.round_id == round_id), None)
         if stored is None:
-            raise NothingThere("nothing is kept of such a round")
+            raise NothingThere("no data is stored for this round")
         frozen = self._judge.frozen(round_id)
         if frozen is not None:
-            raise ActionRefused(f"the round is not purged: no node shows it as it should be: {frozen}")
+            raise ActionRefused(f"the round cannot be purged: nodes report inconsistent data: {frozen}")
         if not await self._judge.is_closed(round_id):
             raise ActionRefused(
-                "the round is not purged: the chain's own word has not closed it",
-                advice="A round is closed once a block past its end is processed and its tally has begun there, by two "
-                "endpoints where there are two. Neither a clock nor a refusal closes one.",
+                "the round cannot be purged: the chain has not closed it",
+                advice="The chain closes a round when a block after its end is processed and its tally has begun. "
+                "If two or more nodes are configured, two must confirm it.",
             )
         if stored.alerted_at is None:
             raise ActionRefused(
-                "the round is not purged: what was not counted in it has not been reported yet",
-                advice="The running helper does that within seconds; look into its log, and try again.",
+                "the round cannot be purged: its unconfirmed shares are not reported yet",
+                advice="The running helper reports them within seconds. Check its log, then retry.",
             )
         states = (await self._store.counts()).get(round_id, {})
 
@@ -248,35 +248,37 @@ class Operations:
         return {**{state.name.lower(): 0 for state in ShareState}, **counts}
 
     async def acts(self, limit: int) -> list[Action]:
-        """What was done, the latest first."""
+        """Return the latest entries of the audit log, newest first."""
         return await self._store.actions(limit=limit)
 
-    # ------------------------------------------------------------------ inside
-
-    async def _act(self, actor: Actor, what: str, wanted: dict[str, Any], work: Work, *, dry: bool = False) -> Counts:
-        """Do something, on record from its begin to its end; a rehearsal changes nothing and leaves no record."""
+    async def _act(
+        self, actor: Actor, name: str, arguments: dict[str, Any], work: Work, *, dry: bool = False
+    ) -> Counts:
+        """Perform an action with an audit log entry at its start and end. A dry run leaves no entry."""
         counts: Counter[str] = Counter()
         if dry:
             await work(counts)
             return dict(counts)
-        async with self._alone:
-            number = await self._store.begin_action(actor, what, wanted)
+        async with self._action_lock:
+            number = await self._store.begin_action(actor, name, arguments)
             try:
                 await work(counts)
             except BaseException as error:
-                # The text of an error that is not ours may quote anything.
-                told = str(error) if isinstance(error, HelperError) else type(error).__name__
-                await self._store.end_action(number, {**counts, "error": clean_text(told)[:ERROR_CHARS]})
+                # The text of a foreign exception may quote share data.
+                reason = str(error) if isinstance(error, HelperError) else type(error).__name__
+                await self._store.end_action(number, {**counts, "error": clean_text(reason)[:ERROR_CHARS]})
                 raise
             await self._store.end_action(number, counts)
-        log.info("an operator's act is done", operator=actor.name, outcome=what, counts=dict(counts))
+        log.info("operator_action_done", operator=actor.name, outcome=name, counts=dict(counts))
         return dict(counts)
 
     async def _named(self, ref: str) -> int:
-        """The one share whose name begins so."""
+        """Return the id of the only share whose reference has this prefix."""
         ids = await self._store.share_ids(ref)
-        if len(ids) != 1:
-            raise NothingThere(f"no share, or more than one, has the name {ref[:64]}")
+        if not ids:
+            raise NothingThere(f"no share matches {ref[:64]}")
+        if len(ids) > 1:
+            raise NothingThere(f"more than one share matches {ref[:64]}")
         return ids[0]
 
     async def _closed_rounds(self) -> set[bytes]:
@@ -286,31 +288,31 @@ class Operations:
             if stored.closed_at is not None or await self._judge.is_closed(stored.round_id)
         }
 
-    async def _pieces(self, round_id: bytes | None, named: Sequence[int] | None) -> AsyncIterator[list[int]]:
-        """The shares to look at, a few at once: those that are named, or all that failed."""
+    async def _batches(self, round_id: bytes | None, named: Sequence[int] | None) -> AsyncIterator[list[int]]:
+        """Yield batches of the named shares, or of all failed shares."""
         if named is not None:
-            for start in range(0, len(named), AT_ONCE):
-                yield list(named[start : start + AT_ONCE])
+            for start in range(0, len(named), BATCH_SHARES):
+                yield list(named[start : start + BATCH_SHARES])
             return
         after = 0
-        while ids := await self._store.failed_ids(round_id, after_id=after, limit=AT_ONCE):
+        while ids := await self._store.failed_ids(round_id, after_id=after, limit=BATCH_SHARES):
             yield ids
             after = ids[-1]
 
 
-def _wanted(wanted: QueueFilter, named: int) -> dict[str, Any]:
-    """What was asked for, for the record: no share's name, which must not outlive it."""
-    told = {
+def _arguments(wanted: QueueFilter, named: int) -> dict[str, Any]:
+    """The action's arguments for the audit log, without share references: the log outlives the shares."""
+    arguments = {
         "round": None if wanted.round_id is None else wanted.round_id.hex(),
         "state": None if wanted.state is None else wanted.state.name.lower(),
         "stage": wanted.stage,
         "due_before": None if wanted.due_before_ms is None else wanted.due_before_ms // 1000,
         "named": named or None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _note(actor: Actor, what: str) -> str:
-    """What a share's history is told."""
+def _note(actor: Actor, name: str) -> str:
+    """The history entry of a share that an action changed."""
     texts = {"retry": "tried again", "export": "handed over to another machine", "import": "taken over from another"}
-    return f"{texts[what]}, asked for by {actor.name}"
+    return f"{texts[name]}, asked for by {actor.name}"

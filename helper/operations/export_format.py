@@ -1,7 +1,7 @@
-"""A queue on its way to another machine: lines of JSON, a head and then a line a share. Pure.
+"""Export format of a queue: JSON lines, a header and one line per share. Pure.
 
-The lines hold witnesses: they are written into an encrypted file only (`helper.store.backup.seal`), and handed to the
-daemon over its own socket. Whoever reads them checks each share as it would a wallet's.
+The lines contain witnesses. They are only written to an encrypted file (`helper.store.backup.seal`) and sent to the
+daemon over its control socket. The importer validates each share like one from a wallet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from helper.store.rows import HistoryEntry, PreparedReveal
 FORMAT: Final = "svote-helper queue"
 VERSION: Final = 1
 MAX_LINE: Final = 256 << 10
-"""Bytes of the longest line: a share with its message and a long history has a tenth of it."""
+"""Maximum bytes of a line. A share with its message and a long history has a tenth of it."""
 MAX_SHARES: Final = 2_000_000
 MAX_HISTORY: Final = 1000
 
@@ -39,14 +39,14 @@ class _Strict(BaseModel):
 
 
 class Head(_Strict):
-    """The first line.
+    """The header line of an export.
 
     Attributes:
         format: always `FORMAT`.
-        version: of the format.
-        chain_id: the chain that the shares are for, None where it was never learnt.
-        made_at: unix seconds.
-        shares: how many lines follow.
+        version: version of the format.
+        chain_id: chain of the shares, None if unknown.
+        made_at: time of the export, Unix seconds.
+        shares: number of lines that follow.
     """
 
     format: Literal["svote-helper queue"] = FORMAT
@@ -83,36 +83,36 @@ class _Line(_Strict):
 
 
 def write_head(head: Head) -> bytes:
-    """The first line."""
+    """Encode the header line."""
     return orjson.dumps(head.model_dump()) + b"\n"
 
 
 def read_head(line: bytes) -> Head:
-    """What follows.
+    """Parse the header line.
 
     Raises:
-        TransferError: it is not the head of an export that this version can read.
+        ExportFileError: it is not the header of an export that this version can read.
     """
     try:
         return Head.model_validate_json(line, strict=True)
     except ValidationError:
-        raise ExportFileError("this is not an export of a queue, or one of another version of the helper") from None
+        raise ExportFileError("not a queue export, or an export of another version of the helper") from None
 
 
-def write_line(one: ExportedShare) -> bytes:
-    """One share's line."""
+def write_line(exported: ExportedShare) -> bytes:
+    """Encode the line of one share."""
     line = {
-        "share": share_payload(one.share),
-        "received_ms": one.received_ms,
-        "state": one.state.name.lower(),
-        "due_ms": one.due_ms,
-        "attempts": one.attempts,
-        "crashes": one.crashes,
-        "proved_height": one.proved_height,
-        "stage": one.stage,
-        "note": one.note,
-        "history": [(line.at_ms, line.stage, line.note, line.counted) for line in one.history[-MAX_HISTORY:]],
-        "reveal": None if one.reveal is None else _reveal_json(one.reveal),
+        "share": share_payload(exported.share),
+        "received_ms": exported.received_ms,
+        "state": exported.state.name.lower(),
+        "due_ms": exported.due_ms,
+        "attempts": exported.attempts,
+        "crashes": exported.crashes,
+        "proved_height": exported.proved_height,
+        "stage": exported.stage,
+        "note": exported.note,
+        "history": [(entry.at_ms, entry.stage, entry.note, entry.counted) for entry in exported.history[-MAX_HISTORY:]],
+        "reveal": None if exported.reveal is None else _reveal_json(exported.reveal),
     }
     return orjson.dumps(line) + b"\n"
 
@@ -133,19 +133,19 @@ def _reveal_json(reveal: ExportedReveal) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> ExportedShare:
-    """One share, as far as its shape goes: its hashes are for others to check.
+    """Parse the line of one share. Does not check its hashes.
 
     Raises:
-        TransferError: the line is none, without a word of what is in it.
+        ExportFileError: the line is invalid. The error does not quote its content.
     """
     try:
         read = _Line.model_validate_json(line, strict=True)
         share = read_share(read.share)
     except (ValidationError, WireError):
-        raise ExportFileError("a line is not that of a share") from None
+        raise ExportFileError("invalid share line") from None
     state = ShareState[read.state.upper()]
     if (state is ShareState.BROADCAST) != (read.reveal is not None):
-        raise ExportFileError("a share may have been sent exactly when its message is there")
+        raise ExportFileError("a share must have a message if, and only if, its state is broadcast")
     return ExportedShare(
         share=share,
         received_ms=read.received_ms,
@@ -162,16 +162,16 @@ def read_line(line: bytes) -> ExportedShare:
 
 
 def _read_reveal(read: _Reveal, share: Share) -> ExportedReveal:
-    """A message with how it was sent, if it is the reveal of this share."""
+    """The prepared message and its send history. Checks that the message reveals this share."""
     first, last = read.first_sent_height, read.last_sent_height
-    never = first is None and last is None
-    if never != (read.sends == 0) or (first is None) != (last is None) or (first or 0) > (last or 0):
-        raise ExportFileError("the heights at which a message was sent are at odds with how often it was")
+    never_sent = first is None and last is None
+    if never_sent != (read.sends == 0) or (first is None) != (last is None) or (first or 0) > (last or 0):
+        raise ExportFileError("send heights of a message contradict its number of sends")
     message = message_of(read.message)
-    told = (message.round_id, message.enc_share, message.proposal_id, message.vote_decision, message.anchor_height)
-    ours = (share.round_id, share.c1 + share.c2, share.proposal_id, share.vote_decision, read.anchor_height)
-    if told != ours:
-        raise ExportFileError("a message is not that of its share")
+    actual = (message.round_id, message.enc_share, message.proposal_id, message.vote_decision, message.anchor_height)
+    expected = (share.round_id, share.c1 + share.c2, share.proposal_id, share.vote_decision, read.anchor_height)
+    if actual != expected:
+        raise ExportFileError("a message does not belong to its share")
     return ExportedReveal(
         prepared=PreparedReveal(read.message, message.tx_hash(), read.anchor_height, read.circuit, read.height),
         sends=read.sends,
@@ -183,15 +183,15 @@ def _read_reveal(read: _Reveal, share: Share) -> ExportedReveal:
 
 
 def message_of(tx: bytes) -> RevealMessage:
-    """The reveal in a transaction's bytes.
+    """Decode a reveal transaction.
 
     Raises:
-        TransferError: they are not exactly those of one.
+        ExportFileError: the bytes are not the canonical encoding of a reveal.
     """
     try:
         message = RevealMessage.from_tx(tx)
     except ChainAnswerError:
         raise ExportFileError("a message is not a reveal") from None
     if message.to_tx() != tx:
-        raise ExportFileError("a message is not written as reveals are")
+        raise ExportFileError("a message is not canonically encoded")
     return message

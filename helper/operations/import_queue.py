@@ -1,13 +1,13 @@
-"""Reads another machine's export: each share is validated in the same way as a wallet's, then taken over.
+"""Imports another host's export. Each share is validated like one from a wallet.
 
-A share that is live here, counted by the chain, or of a closed or unknown round is left. An import can therefore be
-repeated, or started again after an interruption. A share that was handed over from here before is revived.
+Shares that are already queued here, confirmed on the chain, or of a closed or unknown round are skipped. An import can
+therefore be repeated, also after an interruption. A share that was moved away from this host earlier is revived.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import anyio.to_thread
 
@@ -16,120 +16,107 @@ from helper.ingest.validator import ShareChecks, check_share
 from helper.operations.export_format import MAX_LINE, message_of, read_head, read_line
 from helper.store.action_rows import Checked, ExportedShare, ImportedShare, ImportResult
 from helper.store.rows import StoredRound
+from helper.store.store import Store
 from proofs import ProofsError
 
-TAKEN_AT_ONCE: Final = 50
-"""Shares that are checked and kept together: some 15 ms of hashing, outside the interpreter's lock."""
+BATCH_SHARES: Final = 50
+"""Shares that are validated and stored together: about 15 ms of hashing, without the GIL."""
 RETRY_MARGIN: Final = 3600
-"""Seconds after its round's end at which a share may be due: a retry that was put off shortly before the end."""
+"""Maximum seconds between the round's end and a due time. Allows for a retry delayed shortly before the end."""
 _CHAIN_ID: Final = "chain_id"
 
 
 Rounds = Mapping[bytes, StoredRound]
 
 
-class ImportStore(Protocol):
-    """The part of the store that shares are taken over into."""
-
-    async def rounds(self) -> list[StoredRound]:
-        """All rounds kept."""
-        ...
-
-    async def get_meta(self, key: str) -> str | None:
-        """A remembered text."""
-        ...
-
-    async def import_shares(self, carried: Sequence[Checked], *, note: str, dry: bool) -> list[ImportedShare]:
-        """Take over those that are not known, or were handed over from here."""
-        ...
-
-
 async def import_shares(
-    store: ImportStore, checks: ShareChecks, lines: AsyncIterator[bytes], *, note: str, dry: bool
+    store: Store, checks: ShareChecks, lines: AsyncIterator[bytes], *, note: str, dry: bool
 ) -> AsyncIterator[list[ImportedShare]]:
-    """Take over an export in batches; yields what was done with the shares of each, in the file's order.
+    """Import an export in batches. Yields the results of each batch, in file order.
 
     Args:
-        store: where they go.
-        checks: the hashes.
-        lines: the export's lines, without their ends.
-        note: what the shares' histories are told.
+        store: the queue to import into.
+        checks: computes the hashes of a share.
+        lines: the lines of the export, without line ends.
+        note: the history entry of each imported share.
         dry: only count.
 
     Raises:
-        TransferError: it is no export, or it ends early.
-        ActRefused: it is of another chain.
+        ExportFileError: the file is not an export, or it is truncated.
+        ActionRefused: the export belongs to another chain.
     """
     head = read_head(await anext(lines, b""))
-    ours = await store.get_meta(_CHAIN_ID)
-    if None not in {ours, head.chain_id} and ours != head.chain_id:
-        raise ActionRefused(f"the export is of chain {head.chain_id}, and this queue of {ours}")
+    chain_id = await store.get_meta(_CHAIN_ID)
+    if None not in {chain_id, head.chain_id} and chain_id != head.chain_id:
+        raise ActionRefused(f"the export belongs to chain {head.chain_id}, this queue to {chain_id}")
     rounds = {stored.round_id: stored for stored in await store.rounds()}
-    seen, lot = 0, list[bytes]()
+    count, batch = 0, list[bytes]()
     async for line in lines:
-        lot.append(line)
-        if len(lot) == TAKEN_AT_ONCE:
-            yield await _take(store, checks, rounds, lot, note=note, dry=dry)
-            seen, lot = seen + len(lot), []
-    if lot:
-        yield await _take(store, checks, rounds, lot, note=note, dry=dry)
-    if seen + len(lot) != head.shares:
-        raise ExportFileError(f"the export is cut off: {seen + len(lot)} of {head.shares} shares came")
+        batch.append(line)
+        if len(batch) == BATCH_SHARES:
+            yield await _import_batch(store, checks, rounds, batch, note=note, dry=dry)
+            count, batch = count + len(batch), []
+    if batch:
+        yield await _import_batch(store, checks, rounds, batch, note=note, dry=dry)
+    if count + len(batch) != head.shares:
+        raise ExportFileError(f"the export is truncated: received {count + len(batch)} of {head.shares} shares")
 
 
-async def _take(
-    store: ImportStore,
+async def _import_batch(
+    store: Store,
     checks: ShareChecks,
     rounds: Rounds,
-    lot: Sequence[bytes],
+    batch: Sequence[bytes],
     *,
     note: str,
     dry: bool,
 ) -> list[ImportedShare]:
-    checked = await anyio.to_thread.run_sync(_check_all, checks, rounds, lot)
-    valid = iter(await store.import_shares([one for one in checked if one is not None], note=note, dry=dry))
-    return [ImportedShare(ImportResult.INVALID) if one is None else next(valid) for one in checked]
+    checked = await anyio.to_thread.run_sync(_check_all, checks, rounds, batch)
+    results = iter(await store.import_shares([share for share in checked if share is not None], note=note, dry=dry))
+    return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
 
 
-def _check_all(checks: ShareChecks, rounds: Rounds, lot: Sequence[bytes]) -> list[Checked | None]:
-    """Shares with their nullifiers, None for one that would never be counted (in a thread)."""
-    return [_check(checks, rounds, line) for line in lot]
+def _check_all(checks: ShareChecks, rounds: Rounds, batch: Sequence[bytes]) -> list[Checked | None]:
+    """Validate a batch. Runs in a thread because hashing blocks."""
+    return [_check(checks, rounds, line) for line in batch]
 
 
 def _check(checks: ShareChecks, rounds: Rounds, line: bytes) -> Checked | None:
+    """Return the share with its nullifier, None if the chain would reject it."""
     try:
         carried = read_line(line)
         nullifier = check_share(checks, carried.share).nullifier
     except (ExportFileError, ProofsError):
         return None
-    told = rounds.get(carried.share.round_id)
-    if told is not None and not _fits(carried, told):
+    stored_round = rounds.get(carried.share.round_id)
+    if stored_round is not None and not _fits(carried, stored_round):
         return None
     if carried.reveal is not None and message_of(carried.reveal.prepared.message).nullifier != nullifier:
         return None
     return carried, nullifier
 
 
-def _fits(carried: ExportedShare, told: StoredRound) -> bool:
-    """Whether a share is one of its round: its question, its answer, its time, and when it is due."""
+def _fits(carried: ExportedShare, stored_round: StoredRound) -> bool:
+    """Return whether proposal, option, `submit_at` and due time are valid in the share's round."""
     share = carried.share
-    options = dict(told.proposals).get(share.proposal_id, ())
-    in_time = share.submit_at <= told.vote_end_time and carried.due_ms <= (told.vote_end_time + RETRY_MARGIN) * 1000
+    end = stored_round.vote_end_time
+    options = dict(stored_round.proposals).get(share.proposal_id, ())
+    in_time = share.submit_at <= end and carried.due_ms <= (end + RETRY_MARGIN) * 1000
     return share.vote_decision in options and in_time
 
 
 async def split_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a stream of bytes, without their ends.
+    """Split a byte stream into lines, without line ends.
 
     Raises:
-        TransferError: one is too long, or the last has no end.
+        ExportFileError: a line is too long, or the last line has no end.
     """
     rest = b""
     async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
             yield line
         if len(rest) > MAX_LINE:
             break
     if rest:
-        raise ExportFileError("the export is cut off, or has a line that is too long")
+        raise ExportFileError("the export is truncated or has a line that is too long")

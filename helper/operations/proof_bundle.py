@@ -1,11 +1,11 @@
-"""Evidence that a reveal was right: one small zip with the transaction, its proof, what it proves, and their hashes.
+"""Proof bundle of a confirmed reveal: a zip of transaction, proof, public inputs and their hashes.
 
-The same facts always make the same bytes, so a bundle is checked by making it anew: what is not, byte for byte, the
-bundle of its own contents is none. Nothing in it tells who revealed the share; all of it is public on the chain.
+The encoding is deterministic. A reader therefore checks a bundle by packing its contents again and comparing all bytes.
+A bundle contains only data that is public on the chain, and does not show who revealed the share.
 
-What a bundle shows by itself: this proof holds for this nullifier, ciphertext, choice, round and root, under the
-circuit with this fingerprint, and this transaction carries it. What it can not show: that the root is the chain's at
-the anchor's height, and that a block has the transaction. The chain is asked for these.
+A bundle shows that the proof is valid for this nullifier, ciphertext, choice, round and root, under the circuit with
+this fingerprint, and that this transaction carries it. It cannot show that the root is the chain's at the anchor height
+or that a block contains the transaction. These are checked against a node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from proofs import CircuitInfo, EncodingError, Statement
 
 FORMAT: Final = "svote-helper reveal evidence"
 MAX_BUNDLE: Final = 64 << 10
-"""Bytes of the largest bundle that is looked at: a real one has less than a quarter."""
+"""Maximum bytes of a bundle. A real bundle has less than a quarter of it."""
 
 TRANSACTION: Final = "transaction.bin"
 PROOF: Final = "proof.bin"
@@ -45,14 +45,14 @@ _Height = Annotated[int, Field(ge=1, le=2**62)]
 
 @dataclass(frozen=True, slots=True)
 class ProofBundle:
-    """One counted reveal.
+    """One confirmed reveal.
 
     Attributes:
-        chain_id: the chain that counted it.
-        height: the block that has its transaction.
+        chain_id: the chain that confirmed it.
+        height: height of the block that contains the transaction.
         transaction: the transaction's bytes.
         circuit: the circuit of its proof.
-        root: the round's commitment tree's root at the proof's anchor, 32 bytes.
+        root: root of the round's commitment tree at the anchor height, 32 bytes.
     """
 
     chain_id: str
@@ -66,24 +66,24 @@ class ProofBundle:
         """The reveal in the transaction.
 
         Raises:
-            EvidenceError: it is none.
+            ProofBundleError: the transaction is not a valid reveal.
         """
         try:
             message = RevealMessage.from_tx(self.transaction)
         except ChainAnswerError as error:
             raise ProofBundleError(str(error)) from None
         if len(message.enc_share) != 64:
-            raise ProofBundleError("transaction: its ciphertext has not 64 bytes")
+            raise ProofBundleError("transaction: ciphertext must be 64 bytes")
         return message
 
     @property
     def tx_hash(self) -> str:
-        """The transaction's hash, as chains write it."""
+        """The transaction's hash in upper-case hexadecimal."""
         return sha256(self.transaction).hexdigest().upper()
 
     @property
     def statement(self) -> Statement:
-        """What the proof has to prove."""
+        """The public inputs of the proof."""
         message = self.message
         return Statement(
             nullifier=message.nullifier,
@@ -128,37 +128,37 @@ class _Inputs(_Strict):
 
 
 def circuit_of(circuits: Mapping[str, CircuitInfo], proof: bytes) -> CircuitInfo:
-    """The circuit generation whose proofs are that long.
+    """Return the circuit with this proof length.
 
     Raises:
-        EvidenceError: there is none.
+        ProofBundleError: no circuit has it.
     """
-    found = next((info for info in circuits.values() if info.proof_bytes == len(proof)), None)
-    if found is None:
-        raise ProofBundleError(f"a proof of {len(proof)} bytes is of no circuit that is known here")
-    return found
+    circuit = next((info for info in circuits.values() if info.proof_bytes == len(proof)), None)
+    if circuit is None:
+        raise ProofBundleError(f"no known circuit has proofs of {len(proof)} bytes")
+    return circuit
 
 
 def check(evidence: ProofBundle, verify: Verify) -> None:
-    """Check a proof against what it has to prove.
+    """Verify the proof of a bundle against its public inputs.
 
     Args:
-        evidence: a reveal.
-        verify: the real verifier (`proofs.verify`).
+        evidence: the bundle.
+        verify: the verifier (`proofs.verify`).
 
     Raises:
-        EvidenceError: it does not hold; says what does not.
+        ProofBundleError: the proof is invalid.
     """
     try:
         holds = verify(evidence.circuit.name, evidence.message.proof, evidence.statement)
     except EncodingError as error:
-        raise ProofBundleError(f"{error.field}: is not as it is encoded ({error.reason})") from None
+        raise ProofBundleError(f"{error.field}: invalid encoding ({error.reason})") from None
     if not holds:
-        raise ProofBundleError("the proof does not hold for these public inputs")
+        raise ProofBundleError("the proof is not valid for these public inputs")
 
 
 def pack(evidence: ProofBundle) -> bytes:
-    """The bundle."""
+    """Encode a bundle as a zip file. Equal bundles give equal bytes."""
     contents = {TRANSACTION: evidence.transaction, PROOF: evidence.message.proof, INPUTS: _inputs(evidence)}
     manifest = {
         "format": FORMAT,
@@ -177,10 +177,10 @@ def pack(evidence: ProofBundle) -> bytes:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as bundle:
         for name, content in contents.items():
-            about = zipfile.ZipInfo(name, _EPOCH)
-            about.create_system = 3  # the same bytes whatever machine writes them
-            about.external_attr = 0o644 << 16
-            bundle.writestr(about, content)
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = 3  # Unix; by default it depends on the platform
+            info.external_attr = 0o644 << 16
+            bundle.writestr(info, content)
     return written.getvalue()
 
 
@@ -205,20 +205,20 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def read_bounded(path: Path) -> bytes:
-    """A file's bytes, not many more than a bundle may have."""
+    """Read a file, at most one byte beyond the size limit of a bundle."""
     with path.open("rb") as file:
         return file.read(MAX_BUNDLE + 1)
 
 
 def unpack(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
-    """What a bundle says, if its parts are what the manifest says of them and belong together; not whether it is true.
+    """Decode a bundle and check that its parts are consistent. Does not verify the proof.
 
     Args:
-        bundle: a file's bytes, from whomever.
-        circuits: the circuits that are known here.
+        bundle: the zip file; untrusted.
+        circuits: the known circuits.
 
     Raises:
-        EvidenceError: it is no bundle, or its parts are at odds; says which.
+        ProofBundleError: it is not a bundle, or its parts contradict each other. The error names the part.
     """
     if len(bundle) > MAX_BUNDLE:
         raise ProofBundleError(f"the bundle is larger than {MAX_BUNDLE} bytes")
@@ -226,12 +226,12 @@ def unpack(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
     manifest = _parse(_Manifest, MANIFEST, contents[MANIFEST])
     for name in (TRANSACTION, PROOF, INPUTS):
         if sha256(contents[name]).hexdigest() != manifest.sha256.get(name):
-            raise ProofBundleError(f"{name}: is not what the manifest says (its hash is another)")
+            raise ProofBundleError(f"{name}: hash does not match the manifest")
     if sha256(contents[TRANSACTION]).hexdigest().upper() != manifest.transaction_hash:
-        raise ProofBundleError(f"{MANIFEST}: transaction_hash is not that of the transaction")
+        raise ProofBundleError(f"{MANIFEST}: transaction_hash does not match the transaction")
     circuit = circuits.get(manifest.circuit.name)
     if circuit is None or circuit.fingerprint != manifest.circuit.fingerprint:
-        raise ProofBundleError(f"{MANIFEST}: the circuit is none that is known here")
+        raise ProofBundleError(f"{MANIFEST}: unknown circuit")
     inputs = _parse(_Inputs, INPUTS, contents[INPUTS])
     evidence = ProofBundle(
         chain_id=manifest.chain_id,
@@ -241,27 +241,27 @@ def unpack(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
         root=bytes.fromhex(inputs.root),
     )
     if evidence.message.proof != contents[PROOF]:
-        raise ProofBundleError(f"{PROOF}: is not the proof that the transaction carries")
+        raise ProofBundleError(f"{PROOF}: does not match the proof in the transaction")
     if _inputs(evidence) != contents[INPUTS]:
-        raise ProofBundleError(f"{INPUTS}: are not those of the transaction")
+        raise ProofBundleError(f"{INPUTS}: does not match the transaction")
     if pack(evidence) != bundle:
-        raise ProofBundleError("the bundle has something beside its contents, or is not written as bundles are")
+        raise ProofBundleError("the bundle contains additional data or is not canonically encoded")
     return evidence
 
 
 def _members(bundle: bytes) -> dict[str, bytes]:
-    """The files in a zip that has exactly those of a bundle, each as long as it says and stored as it is."""
+    """Read the members of the zip. Rejects other members and compression, to bound the memory used."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as opened:
-            listed = opened.infolist()
-            if tuple(about.filename for about in listed) != MEMBERS:
-                raise ProofBundleError(f"the bundle does not hold {', '.join(MEMBERS)} and nothing else")
-            for about in listed:
-                if about.compress_type != zipfile.ZIP_STORED or about.file_size > len(bundle):
-                    raise ProofBundleError(f"{about.filename}: is compressed, or longer than the bundle")
-            return {about.filename: opened.read(about) for about in listed}
+            members = opened.infolist()
+            if tuple(info.filename for info in members) != MEMBERS:
+                raise ProofBundleError(f"the bundle must contain exactly {', '.join(MEMBERS)}")
+            for info in members:
+                if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(bundle):
+                    raise ProofBundleError(f"{info.filename}: is compressed or larger than the bundle")
+            return {info.filename: opened.read(info) for info in members}
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
-        raise ProofBundleError(f"this is not a zip file that can be read ({type(error).__name__})") from None
+        raise ProofBundleError(f"unreadable zip file ({type(error).__name__})") from None
 
 
 def _parse(kind: type[Model], name: str, content: bytes) -> Model:

@@ -1,15 +1,17 @@
-"""An archive of proof bundles in an object store: all the chain's counted reveals, so that none tells whose it was.
+"""Archive of proof bundles in an object store.
 
-    names.py    what an object is called, and what is in an index  (pure)
-    writer.py   reads the chain's blocks and writes them there, beside the service
-    reader.py   finds a reveal's bundle there, and looks whether it is what was written
-    making.py   both, from the settings
+It contains all confirmed reveals of the chain, so that it does not show which of them this helper sent.
 
-Below the archive's place:
+    object_names.py   names of the objects, content of index and progress  (pure)
+    writer.py         reads the chain's blocks and writes the archive
+    reader.py         finds the bundle of a reveal and checks it
+    factory.py        creates bucket and writer from the configuration
 
-    ROUND/TRANSACTION.zip             a bundle (`helper.operations.proof_bundle`), by the round's id and the
-    transaction's hash ROUND/index/FIRST-LAST.jsonl      its reveals in these blocks: height, transaction, nullifier,
-    the bundle's hash progress/CHAIN.json               up to where the blocks of a chain are in it
+Objects:
 
-A part of the index is written after all its bundles, and the progress after all parts.
+    ROUND/TRANSACTION.zip           a proof bundle, by round id and transaction hash
+    ROUND/index/FIRST-LAST.jsonl    reveals in these blocks: height, transaction, nullifier, hash of the bundle
+    progress/CHAIN.json             the first part of the chain that is not archived
+
+An index part is written after all its bundles, and the progress after all index parts.
 """

@@ -1,4 +1,4 @@
-"""The archive as the settings name it."""
+"""Creates the archive's bucket and writer from the configuration."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from proofs import CIRCUITS
 
 
 def archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
-    """The archive's place, None where none is set.
+    """Open the archive's bucket. Returns None if no archive is configured.
 
     Raises:
-        ConfigError: what it needs is not installed, or its credentials' file is none.
+        ConfigError: a required package is not installed, or the credentials file is invalid.
     """
     if not config.archive.place:
         return None
@@ -36,18 +36,18 @@ def archive_writer(
     clock: Clock,
     env: Mapping[str, str],
 ) -> ArchiveWriter | None:
-    """Who writes the archive, None where none is set, and where another role does.
+    """Create the archive writer. Returns None if no archive is configured or the host's role does not send.
 
     Args:
-        config: the settings.
-        endpoints: says which nodes are fresh.
-        rounds: the chain's rounds, None while they are not known.
-        mine: whether this host is the one of several that writes.
+        config: the configuration.
+        endpoints: the node pool.
+        rounds: the chain's rounds, None while unknown.
+        mine: whether this host writes the archive; one host of a cluster does.
         clock: the time.
-        env: the environment, for the credentials' file.
+        env: environment variables, for the credentials file.
 
     Raises:
-        ConfigError: what it needs is not installed, or its credentials' file is none.
+        ConfigError: a required package is not installed, or the credentials file is invalid.
     """
     bucket = archive_bucket(config, clock, env) if ROLES[config.helper.role].sends else None
     if bucket is None:

@@ -1,4 +1,4 @@
-"""What the archive's objects are called, and what its indices say. Pure."""
+"""Names of the archive's objects, and the content of index and progress. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from helper.errors import ProofBundleError
 
 PART: Final = 100
-"""Blocks a part of an index."""
+"""Blocks per index part."""
 _ROUND: Final = re.compile(r"[0-9a-f]{64}")
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -22,13 +22,13 @@ class _Strict(BaseModel):
 
 
 class Entry(_Strict):
-    """One counted reveal in an index.
+    """One confirmed reveal in an index.
 
     Attributes:
-        height: its block.
-        transaction: the transaction's hash, as chains write it.
-        nullifier: which counted by it (hex).
-        sha256: the bundle's hash (hex).
+        height: height of its block.
+        transaction: the transaction's hash, upper-case hex.
+        nullifier: the share's nullifier (hex).
+        sha256: hash of the bundle (hex).
     """
 
     height: Annotated[int, Field(ge=1, le=2**62)]
@@ -38,12 +38,12 @@ class Entry(_Strict):
 
 
 class Progress(_Strict):
-    """Up to where a chain's blocks are in the archive.
+    """How far a chain's blocks are archived.
 
     Attributes:
-        format: what it is, for who finds it.
+        format: identifies the file format.
         chain_id: the chain.
-        next_part: the first part that is not in it.
+        next_part: the first part that is not archived.
     """
 
     format: Literal["svote-helper archive progress 1"] = "svote-helper archive progress 1"
@@ -51,75 +51,75 @@ class Progress(_Strict):
     next_part: Annotated[int, Field(ge=0, le=2**60)]
 
     def to_bytes(self) -> bytes:
-        """The object's content."""
+        """Encode the progress object."""
         return self.model_dump_json().encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Progress:
-        """What an object says.
+        """Decode a progress object.
 
         Raises:
-            EvidenceError: it is none.
+            ProofBundleError: the content is invalid.
         """
         try:
             return cls.model_validate_json(content)
         except ValidationError:
-            raise ProofBundleError("the archive's progress is not written as it is") from None
+            raise ProofBundleError("the archive's progress object is invalid") from None
 
 
 def heights_of(part: int) -> range:
-    """The blocks of a part; there is no block 0."""
+    """The block heights of a part. Heights start at 1."""
     return range(max(1, part * PART), (part + 1) * PART)
 
 
 def part_of(height: int) -> int:
-    """The part that has this block."""
+    """The part that contains this block."""
     return height // PART
 
 
 def bundle_name(round_id: bytes, transaction: str) -> str:
-    """Where a bundle is.
+    """Object name of a bundle.
 
     Args:
         round_id: 32 bytes.
-        transaction: the transaction's hash, as chains write it.
+        transaction: the transaction's hash, upper-case hex.
     """
     return f"{round_id.hex()}/{transaction}.zip"
 
 
 def index_folder(round_id: bytes) -> str:
-    """Where a round's indices are."""
+    """Folder of a round's index parts."""
     return f"{round_id.hex()}/index"
 
 
 def index_name(round_id: bytes, part: int) -> str:
-    """Where a part of a round's index is; names sort as the blocks do."""
+    """Object name of an index part. Names sort by height."""
     heights = heights_of(part)
     return f"{index_folder(round_id)}/{heights[0]:012d}-{heights[-1]:012d}.jsonl"
 
 
 def progress_name(chain_id: str) -> str:
-    """Where a chain's progress is: the id as far as it can stand in a name, and its hash, as it may not."""
+    """Object name of a chain's progress: the sanitized chain id and, since that may be ambiguous, its hash."""
     plain = re.sub(r"[^A-Za-z0-9.-]", "_", chain_id)[:64]
     return f"progress/{plain}-{sha256(chain_id.encode()).hexdigest()[:8]}.json"
 
 
 def round_of(folder: str) -> bytes | None:
-    """The round whose folder this is, None for another folder."""
+    """The round id of a round's folder, None for any other folder."""
     return bytes.fromhex(folder) if _ROUND.fullmatch(folder) else None
 
 
 def write_index(entries: Iterable[Entry]) -> bytes:
-    """A part of an index: a line each, by height and transaction, so that the same reveals make the same bytes."""
+    """Encode an index part as JSON lines, sorted by height and transaction so that the encoding is deterministic."""
     ordered = sorted(entries, key=lambda entry: (entry.height, entry.transaction))
     return b"".join(entry.model_dump_json().encode() + b"\n" for entry in ordered)
 
 
 def find_entry(index: bytes, nullifier: bytes) -> Entry | None:
-    """The reveal that made a nullifier count, None when it is not in this part.
+    """Find the reveal of a nullifier in an index part, None if the part does not contain it.
 
     Raises:
-        EvidenceError: the line that names it is not written as lines are.
+        ProofBundleError: the line with the nullifier is invalid.
     """
     wanted = nullifier.hex().encode()
     for line in index.splitlines():
@@ -128,7 +128,7 @@ def find_entry(index: bytes, nullifier: bytes) -> Entry | None:
         try:
             entry = Entry.model_validate_json(line)
         except ValidationError:
-            raise ProofBundleError("a line of the archive's index is not written as lines are") from None
+            raise ProofBundleError("the archive's index has an invalid line") from None
         if entry.nullifier == nullifier.hex():
             return entry
     return None

@@ -1,4 +1,4 @@
-"""Finds a reveal's bundle in the archive. What comes from there is looked at as if it came from anybody."""
+"""Finds the proof bundle of a reveal in the archive. The archive's content is untrusted."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from helper.operations.archive.object_names import Entry, bundle_name, find_entr
 from helper.operations.proof_bundle import ProofBundle, unpack
 from proofs import CircuitInfo
 
-AT_ONCE = 8
-"""Parts of an index that are read at once."""
+CONCURRENCY = 8
+"""Index parts that are read concurrently."""
 
 
 async def find_bundle(
     bucket: Bucket, circuits: Mapping[str, CircuitInfo], nullifier: bytes, round_ids: Sequence[bytes]
 ) -> tuple[bytes, ProofBundle] | None:
-    """The bundle of the reveal that made a nullifier count, None when the archive has none.
+    """Return the bundle of the reveal with this nullifier, None if the archive does not contain it.
 
-    The store is asked for a whole round's index, and then for the one bundle by its name, which its keeper sees.
+    Reads the whole index of a round, then one bundle by name. The operator of the object store sees which bundle.
 
     Args:
-        bucket: the archive's place.
-        circuits: the circuits that are known here.
+        bucket: the archive's bucket.
+        circuits: the known circuits.
         nullifier: 32 bytes.
-        round_ids: the rounds that it may be of, empty for all that the archive has.
+        round_ids: the rounds to search, empty for all archived rounds.
 
     Raises:
-        EvidenceError: what is there is not what was written.
-        BucketError: the store could not be asked.
+        ProofBundleError: an object is missing or was altered.
+        BucketError: the object store is unreachable.
     """
     if not round_ids:
         round_ids = [known for folder in await bucket.folders() if (known := round_of(folder)) is not None]
@@ -40,42 +40,40 @@ async def find_bundle(
         if entry is None:
             continue
         name = bundle_name(round_id, entry.transaction)
-        found = await bucket.get(name)
-        if found is None:
-            raise ProofBundleError(f"the archive's index names {name}, and it is not there")
-        return found.body, checked(found.body, entry, circuits, round_id)
+        stored = await bucket.get(name)
+        if stored is None:
+            raise ProofBundleError(f"{name} is in the archive's index but missing in the archive")
+        return stored.body, checked(stored.body, entry, circuits, round_id)
     return None
 
 
 async def _entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> Entry | None:
     names = await bucket.names(index_folder(round_id))
 
-    async def look(name: str) -> Entry | None:
+    async def search(name: str) -> Entry | None:
         part = await bucket.get(name)
         return None if part is None else find_entry(part.body, nullifier)
 
-    for start in range(0, len(names), AT_ONCE):
-        for entry in await gather_limited(names[start : start + AT_ONCE], look, AT_ONCE):
+    for start in range(0, len(names), CONCURRENCY):
+        for entry in await gather_limited(names[start : start + CONCURRENCY], search, CONCURRENCY):
             if entry is not None:
                 return entry
     return None
 
 
 def checked(bundle: bytes, entry: Entry, circuits: Mapping[str, CircuitInfo], round_id: bytes) -> ProofBundle:
-    """What a bundle of the archive says, if it is the one that its index names.
+    """Decode an archived bundle and compare it with its index entry.
 
-    Whether its proof holds is the verifier's to say, and whether the chain counted it the chain's.
+    Neither verifies the proof nor checks that the chain confirmed the reveal.
 
     Raises:
-        EvidenceError: it is not; says in what.
+        ProofBundleError: the bundle is invalid or does not match the entry.
     """
     if sha256(bundle).hexdigest() != entry.sha256:
-        raise ProofBundleError(
-            f"the archive's bundle of {entry.transaction} is not what was written (its hash is another)"
-        )
+        raise ProofBundleError(f"the archive's bundle of {entry.transaction}: hash does not match the index")
     evidence = unpack(bundle, circuits)
     message = evidence.message
-    told = entry.transaction, entry.height, entry.nullifier, round_id
-    if (evidence.tx_hash, evidence.height, message.nullifier.hex(), message.round_id) != told:
-        raise ProofBundleError(f"the archive's bundle of {entry.transaction} is of another reveal than its index says")
+    expected = entry.transaction, entry.height, entry.nullifier, round_id
+    if (evidence.tx_hash, evidence.height, message.nullifier.hex(), message.round_id) != expected:
+        raise ProofBundleError(f"the archive's bundle of {entry.transaction}: content does not match the index")
     return evidence

@@ -68,10 +68,10 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         ),
         (("proof", "verify", "nowhere.zip"), 5, "nowhere.zip"),
         (("proof", "verify", "."), 1, "could not be read"),
-        (("proof", "verify", "bad.zip"), 1, "refused: the proof does not hold"),
-        (("proof", "verify", "junk.zip"), 1, "refused: this is not a zip file"),
+        (("proof", "verify", "bad.zip"), 1, "refused: the proof is not valid"),
+        (("proof", "verify", "junk.zip"), 1, "refused: unreadable zip file"),
         (("proof", "verify", "good.zip", "--online"), 6, "no node can be asked"),
-        (("proof", "verify", "bad.zip", "--online"), 1, "does not hold"),
+        (("proof", "verify", "bad.zip", "--online"), 1, "is not valid"),
         (("rounds",), 5, "there is no database"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_bundle_is_verified_without_chain_and_settings(capsys: pytest.CaptureF
     assert f"nullifier\t{NULLIFIER}" in capsys.readouterr().out
     assert run("proof", "verify", "bad.zip", "--json") == 1
     answer = told(capsys)
-    assert (answer["ok"], answer["reason"]) == (False, "the proof does not hold for these public inputs")
+    assert (answer["ok"], answer["reason"]) == (False, "the proof is not valid for these public inputs")
 
 
 def test_something_else_of_the_bundles_name_is_left(

@@ -111,5 +111,5 @@ def test_a_glimpse_finds_the_database_that_the_settings_name(
 def test_a_dsn_that_is_none_is_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path, 'sentry_dsn = "http://127.0.0.1/nothing"')
     assert run("serve", "--config", str(config)) == 1
-    assert "sentry_dsn is no DSN" in capsys.readouterr().err
+    assert "sentry_dsn is not a valid Sentry DSN" in capsys.readouterr().err
     assert not (tmp_path / "q.db").exists()

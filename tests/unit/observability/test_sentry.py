@@ -211,7 +211,7 @@ def test_a_project_that_is_away_holds_nothing_up(clock: FakeClock) -> None:
 
 @pytest.mark.parametrize("dsn", ["http://127.0.0.1/", "http://public@127.0.0.1/", "nonsense"])
 def test_what_is_no_dsn_is_told(dsn: str, clock: FakeClock) -> None:
-    with pytest.raises(ConfigError, match="no DSN"):
+    with pytest.raises(ConfigError, match="not a valid Sentry DSN"):
         start(dsn, clock)
 
 

@@ -145,7 +145,7 @@ async def test_an_archive_that_is_far_ahead_of_the_chain_is_no_archive_of_it(nex
     await bucket.put(PROGRESS, Progress(chain_id=CHAIN, next_part=next_part).to_bytes())
     one = writer(bucket, blocks)
     if refused:
-        with pytest.raises(ProofBundleError, match="the archive goes to block") as caught:
+        with pytest.raises(ProofBundleError, match="the archive ends at block") as caught:
             await one.step()
         assert PROGRESS in caught.value.advice
     else:
@@ -244,8 +244,8 @@ async def test_nothing_that_goes_wrong_ends_it_and_each_trouble_is_told_once() -
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     events = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
-    assert events.count("the archive was not written, and is again later") == 1
-    assert "the archive was not written" in events
+    assert events.count("archive_write_failed") == 1
+    assert "archive_write_crashed" in events
     assert blocks.closed
     text = repr(logs)
     assert FIRST.message.nullifier.hex() not in text
@@ -258,7 +258,7 @@ async def test_a_reveal_of_which_no_bundle_can_be_made_keeps_no_other_away() -> 
     with capture_logs() as logs:
         assert await writer(bucket, blocks).step()
     assert list(bucket.objects) == [PROGRESS]
-    assert [line["event"] for line in logs] == ["an archive begins"] + ["a counted reveal is not archived"] * 2
+    assert [line["event"] for line in logs] == ["archive_started"] + ["archive_reveal_skipped"] * 2
 
 
 @pytest.mark.parametrize("says", [True, False])
@@ -273,7 +273,7 @@ async def test_blocks_that_no_node_has_are_left_out_loudly_once_that_is_certain(
         assert bucket.objects == {}
         blocks.whole = True
         assert await one.step()
-    missing = [line for line in logs if line["event"] == "blocks are missing in the archive"]
+    missing = [line for line in logs if line["event"] == "archive_blocks_missing"]
     assert sum(line["count"] for line in missing) == (50 if says else 3)
     assert len(missing) == (1 if says else 3)
     assert (bundle_name(ROUND, FIRST.tx_hash) in bucket.objects) is not says
@@ -340,20 +340,20 @@ async def test_what_was_changed_there_is_found_on_the_way_back() -> None:
         body = bytearray(bucket.objects[name].body)
         body[number] ^= 1
         bucket.objects[name] = StoredObject(bytes(body), '"x"')
-        await refused(bucket, "its hash is another")
+        await refused(bucket, "hash does not match")
     bucket = await written()
     del bucket.objects[name]
-    await refused(bucket, "it is not there")
+    await refused(bucket, "missing in the archive")
     other = bucket.objects[bundle_name(ROUND, SECOND.tx_hash)]
     bucket.objects[name] = other
-    await refused(bucket, "its hash is another")
+    await refused(bucket, "hash does not match")
     bucket.objects[index] = StoredObject(restated(sha256=sha256(other.body).hexdigest()), '"x"')
-    await refused(bucket, "another reveal than its index says")
+    await refused(bucket, "content does not match")
     bucket = await written()
     bucket.objects[index] = StoredObject(restated(height=106), '"x"')
-    await refused(bucket, "another reveal than its index says")
+    await refused(bucket, "content does not match")
     bucket.objects[index] = StoredObject(bucket.objects[index].body.replace(b'"height"', b'"hight"'), '"x"')
-    await refused(bucket, "not written as lines are")
+    await refused(bucket, "invalid line")
 
 
 def test_names_go_by_round_and_transaction_and_sort_by_height() -> None:

@@ -245,7 +245,7 @@ async def test_one_that_is_cut_off_says_so_and_what_came_is_kept(desk: Desk, num
     (act,) = await desk.operations.acts(5)
     assert act.outcome is not None
     assert act.outcome["taken"] == 2
-    with pytest.raises(ExportFileError, match="not an export"):
+    with pytest.raises(ExportFileError, match="not a queue export"):
         await desk.operations.import_shares(ANN, each([]))
 
 

@@ -46,6 +46,6 @@ async def test_readyz_lists_checks_if_verbose_or_failed() -> None:
 
 def test_readyz_text_round_trips_to_checks() -> None:
     assert from_text(to_text(ILL)) == ILL
-    assert from_text("<html>\n[+]\n[?]x ok\n[-]x ok\n") == [Check("x", "not told")]
+    assert from_text("<html>\n[+]\n[?]x ok\n[-]x ok\n") == [Check("x", "unknown reason")]
     assert passed(WELL)
     assert not passed(ILL)

@@ -127,7 +127,7 @@ async def test_actions_import_reads_stream(desk: Desk, daemon: httpx.AsyncClient
     assert rehearsed.json() == {**nothing, "taken": 3, "dry_run": True}
     assert done.json() == {**nothing, "taken": 3, "dry_run": False}
     assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 3}}
-    assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is cut off: 2 of 3 shares came")
+    assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is truncated: received 2 of 3 shares")
     assert cut_off.json()["advice"]
     assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
 
@@ -153,8 +153,8 @@ async def test_actions_refused_purge_returns_reason(desk: Desk, daemon: httpx.As
 
     refused = await daemon.post(path, json={})
     assert refused.status_code == 409
-    assert "chain's own word" in error_text(refused)
-    assert "block past its end" in refused.json()["advice"]
+    assert "chain has not closed" in error_text(refused)
+    assert "block after its end" in refused.json()["advice"]
     assert (await daemon.post(f"/rounds/{'00' * 32}/purge", json={})).status_code == 404
     assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
 
@@ -179,7 +179,7 @@ async def test_actions_refused_purge_returns_reason(desk: Desk, daemon: httpx.As
         ("/queue/retry", [], 400, "body"),
         ("/queue/export", {"shares": -1}, 400, "shares"),
         ("/queue/export", {}, 400, "shares"),
-        ("/queue/import", {}, 422, "cut off"),
+        ("/queue/import", {}, 422, "truncated"),
     ],
 )
 async def test_actions_invalid_request_is_refused_and_not_logged(
