@@ -1,11 +1,14 @@
-"""Validators join: registrations signed in their browser wallets, and the published voting configuration.
+"""Validator onboarding: registrations signed in browser wallets, and the published voting configuration.
 
-adr036.py           what a wallet signs, and whether a signature is right        (pure)
-armour.py           keys as the chain's key tool exports them                     (pure)
-claim.py            a registration as it is sent: fields, bounds, the signed text (pure)
-places.py           which URLs a validator may name, and which are followed       (pure)
-store.py            registrations and the last good configuration, on disk
-voting_config.py    the published configuration: fetched, checked, kept
-registry.py         who waits, who is in
-api.py              the routes under /api
+adr036.py           ADR-036 signatures                                        (pure)
+key_armor.py        private keys exported by the chain's key tool             (pure)
+registration.py     registration requests: fields, limits, signed text        (pure)
+url_policy.py       which URLs may be registered, followed or published       (pure)
+schemas.py          OpenAPI schemas of the routes                             (pure)
+store.py            registrations and the last valid configuration on disk
+voting_config.py    fetches and validates the published configuration
+registry.py         pending registrations and their staking checks
+rounds.py           rounds and totals, read from the chain
+api.py              routes under /api
+service.py          composition of the above
 """

@@ -1,7 +1,7 @@
-"""ADR-036 signatures over arbitrary bytes, as browser wallets make them with `signArbitrary`. Pure.
+"""ADR-036 signatures over arbitrary bytes, as created by `signArbitrary` of browser wallets. Pure.
 
-The signed document is amino JSON with sorted keys, and no transaction has its form. Its SHA-256 is signed with ECDSA
-over secp256k1 (https://docs.cosmos.network, ADR 036). The curve arithmetic is done by OpenSSL through `cryptography`:
+The signed document is amino JSON with sorted keys; no transaction has this form. Its SHA-256 is signed with ECDSA over
+secp256k1 (https://docs.cosmos.network, ADR 036). OpenSSL does the curve arithmetic, through `cryptography`:
 the pure Python `ecdsa` package, which cosmpy signs with, leaks the nonce through its timing (Minerva, CVE-2024-23342).
 Lengths and the malleability of signatures are checked here; cosmpy encodes addresses.
 """
@@ -31,16 +31,16 @@ def _address_type() -> type[Address]:
     # Imported on first use: the import costs 0.2 s, which every other command would pay at start.
     from cosmpy.crypto.address import Address  # noqa: PLC0415
 
-    found: type[Address] = Address
-    return found
+    address: type[Address] = Address
+    return address
 
 
 class SignatureRefusedError(Exception):
-    """The signature does not show what it should; the text says why."""
+    """The signature is invalid. The text states the field and the reason."""
 
 
 def sign_doc(data: bytes, signer: str) -> bytes:
-    """The document that is signed for these bytes by this address."""
+    """Return the document that this address signs for these bytes."""
     value = {"data": base64.b64encode(data).decode(), "signer": signer}
     document = {
         "account_number": "0",
@@ -54,16 +54,16 @@ def sign_doc(data: bytes, signer: str) -> bytes:
 
 
 def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> None:
-    """Make sure that the owner of an address signed these bytes.
+    """Verify that the owner of an address signed these bytes.
 
     Args:
-        data: what was signed.
+        data: the signed bytes.
         signer: the account address, `sv1…`.
         pub_key: compressed point, 33 bytes.
         signature: r ‖ s, big-endian, 64 bytes, s in the lower half.
 
     Raises:
-        SignatureRefusedError: it is not so, or cannot be told.
+        SignatureRefusedError: the key does not belong to the address, or the signature is invalid.
     """
     if address_of(pub_key) != signer:
         if not signer.startswith(f"{ACCOUNT_PREFIX}1"):
@@ -72,7 +72,7 @@ def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> Non
     if len(signature) != SIGNATURE_LENGTH:
         raise SignatureRefusedError(f"signature: has {len(signature)} bytes, not {SIGNATURE_LENGTH}")
     if int.from_bytes(signature[32:], "big") > ORDER // 2:
-        # Its twin with the lower s is as valid: two encodings of one signature.
+        # Signature malleability: the same signature with s in the lower half is also valid.
         raise SignatureRefusedError("signature: s is in the upper half")
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature  # noqa: PLC0415
@@ -85,10 +85,10 @@ def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> Non
 
 
 def address_of(pub_key: bytes, prefix: str = ACCOUNT_PREFIX) -> str:
-    """The address of a compressed public key.
+    """Return the address of a compressed public key.
 
     Raises:
-        SignatureRefusedError: it is no such key.
+        SignatureRefusedError: the key is invalid.
     """
     _public_key(pub_key)
     from cosmpy.crypto.hashfuncs import ripemd160  # noqa: PLC0415
@@ -116,7 +116,7 @@ def _ecdsa_sha256() -> ECDSA:
 
 
 def is_address(text: str, prefix: str = ACCOUNT_PREFIX) -> bool:
-    """Whether a text is an address of 20 bytes with this prefix and a right checksum, in lower case."""
+    """Return whether a text is a lower-case bech32 address of 20 bytes with this prefix and a valid checksum."""
     address = _address_type()
     try:
         return str(address(bytes(address(text)), prefix)) == text
@@ -125,10 +125,10 @@ def is_address(text: str, prefix: str = ACCOUNT_PREFIX) -> bool:
 
 
 def validator_address(account: str) -> str:
-    """The staking module's address for an account's: the same bytes with another prefix.
+    """Return the validator address of an account: the same bytes with another prefix.
 
     Raises:
-        ValueError: the account's is none.
+        ValueError: not an account address.
     """
     if not is_address(account):
         raise ValueError("not an account address")
@@ -137,10 +137,10 @@ def validator_address(account: str) -> str:
 
 
 def sign(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
-    """Sign as a wallet does: the signer's address, public key (33 bytes) and signature (64 bytes, low s).
+    """Sign like a wallet. Returns the signer's address, public key (33 bytes) and signature (64 bytes, low s).
 
     Raises:
-        ValueError: the private key (32 bytes) is none.
+        ValueError: not a private key of secp256k1 (32 bytes).
     """
     if len(private_key) != 32 or not 0 < int.from_bytes(private_key, "big") < ORDER:
         raise ValueError("not a private key of secp256k1: 32 bytes, not zero, below the curve's order")

@@ -1,4 +1,4 @@
-"""The routes under `/api`: errors are `{"error": "…"}`, any page may ask."""
+"""Routes under `/api`. Errors are `{"error": "…"}`; all origins are allowed (CORS)."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ _PREFLIGHT: Final = {
     "Access-Control-Max-Age": "86400",
 }
 BURST: Final = 20
-"""Registrations that a client may send at once: each costs a signature's check, and good ones a place in the file."""
+"""Burst of registrations per client: each costs a signature verification, and a valid one is stored."""
 PER_SECOND: Final = 0.2
+"""Registrations per second and client after the burst."""
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 class AdminRoutes:
-    """The routes over their parts.
+    """Routes of validator onboarding.
 
     Args:
-        registry: who waits.
+        registry: pending registrations.
         config: the published configuration.
         rounds: the chain's rounds.
-        ui: what the page is told.
-        chain: what it is told of the chain; called for each question.
+        ui: configuration of the page.
+        chain: returns the chain's data for wallets; called on each request.
         clock: the time.
-        trusted: networks of proxies that are believed when they say whom they speak for.
+        trusted: networks of proxies whose forwarding headers are trusted.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class AdminRoutes:
         self._bodies = BodyReader(limit=LONGEST_BODY)
 
     def app(self) -> ASGIApp:
-        """The application, for mounting under `/api`."""
+        """Return the ASGI application, for mounting under `/api`."""
         routes = self.routes()
         handlers: dict[Any, Any] = {HTTPException: _http_error, StoreError: _store_error, ClientDisconnect: _gone}
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -94,7 +95,7 @@ class AdminRoutes:
         return _AnyOrigin(app)
 
     def routes(self) -> list[ApiRoute]:
-        """Its routes, each with what it does."""
+        """Return the routes with their OpenAPI descriptions."""
         return [
             ApiRoute("/voting-config", self.voting_config, "GET", schemas.VOTING_CONFIG),
             ApiRoute("/register-validator", self.register, "POST", schemas.REGISTER),
@@ -105,17 +106,17 @@ class AdminRoutes:
         ]
 
     async def voting_config(self, _request: Request) -> Response:
-        """The published configuration as it is; 502 when there never was one."""
+        """Return the published configuration unchanged; 502 if none was fetched yet."""
         if self._config.body is None:
-            return _error(502, "the voting configuration was never fetched")
+            return _error(502, "no voting configuration was fetched yet")
         return Response(self._config.body, media_type="application/json")
 
     async def register(self, request: Request) -> Response:
-        """Take a validator's registration."""
+        """Register a validator."""
         client = self._limits.client(request.scope)
         if client is not None:
             if (wait := self._limits.wait(client)) > 0:
-                return _error(429, "too many registrations, come again later", {"Retry-After": str(ceil(wait))})
+                return _error(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
             self._limits.pay(client)
         body = await self._bodies.read(request.scope, request.receive)
         now = self._clock.now()
@@ -136,11 +137,11 @@ class AdminRoutes:
         return _json({"status": "pending", "expires_at": result.expires_at})
 
     async def pending(self, request: Request) -> Response:
-        """A page of the pending registrations; the `Link` header names the next one."""
-        asked = request.query_params.get("page", "1")
-        page = int(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else 0
+        """Return a page of the pending registrations. The `Link` header points to the next page."""
+        number = request.query_params.get("page", "1")
+        page = int(number) if re.fullmatch(r"[0-9]{1,6}", number) else 0
         if not 1 <= page <= schemas.MOST_PAGES:
-            return _error(400, f"page: is not a number from 1 to {schemas.MOST_PAGES}")
+            return _error(400, f"page: must be a number from 1 to {schemas.MOST_PAGES}")
         published = self._registry.published
         headers = {**_NO_STORE, "X-Total-Count": str(published.total)}
         if page < len(published.pages):
@@ -149,22 +150,22 @@ class AdminRoutes:
         return Response(body, headers=headers, media_type="application/json")
 
     async def chain(self, _request: Request) -> Response:
-        """What a browser wallet must know to add the chain."""
+        """Return the chain's data that a browser wallet needs to add it."""
         return _json(asdict(self._chain()), _NO_STORE)
 
     async def rounds(self, _request: Request) -> Response:
-        """The chain's rounds as they were last read; 502 if they never were."""
+        """Return the chain's rounds as last read; 502 if none were read yet."""
         if self._rounds.body is None:
-            return _error(502, "the rounds were not read from the chain yet", _NO_STORE)
+            return _error(502, "no rounds were read from the chain yet", _NO_STORE)
         return Response(self._rounds.body, headers=_NO_STORE, media_type="application/json")
 
     async def ui_config(self, _request: Request) -> Response:
-        """What the page must know before anything else."""
+        """Return the page's configuration."""
         return _json(asdict(self._ui), _NO_STORE)
 
 
 class _AnyOrigin:
-    """Any page may ask; there are no credentials to steal."""
+    """Allows all origins (CORS). Safe because the routes use no credentials."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -200,8 +201,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 async def _store_error(request: Request, error: StoreError) -> Response:
     name = request_id(request.scope)
-    log.error("registrations are not available", error=str(error), advice=error.advice, request_id=name)
-    return _error(503, "registrations cannot be kept now, come again")
+    log.error("registrations_unavailable", error=str(error), advice=error.advice, request_id=name)
+    return _error(503, "registrations cannot be stored now; retry later")
 
 
 async def _gone(_request: Request, _: ClientDisconnect) -> Response:

@@ -1,8 +1,8 @@
-"""Private keys as the chain's key tool exports them: OpenPGP armour around a key that a passphrase seals. Pure.
+"""Decrypts private keys exported by the chain's key tool (OpenPGP armor, passphrase). Pure.
 
-Two seals are in use. Newer key tools (cosmos-sdk since 0.50, `kdf: argon2`) derive a key with Argon2id and seal with
-ChaCha20-Poly1305, with a nonce of zeros as the salt is new each time; older ones (`kdf: bcrypt`) derive it with bcrypt
-and seal with NaCl's secret box. Sealed is the key's amino encoding.
+Newer key tools (cosmos-sdk since 0.50, `kdf: argon2`) derive a key with Argon2id and encrypt with ChaCha20-Poly1305;
+the nonce is zero because each export has a new salt. Older ones (`kdf: bcrypt`) derive it with bcrypt and encrypt with
+NaCl's secret box. The plaintext is the private key in amino encoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLOCK: Final = re.compile(
     r"(?P<body>[A-Za-z0-9+/=\s]*?)(?:\n=[A-Za-z0-9+/]{4}\s*)?\n-----END TENDERMINT PRIVATE KEY-----"
 )
 _SECP256K1: Final = bytes.fromhex("e1b0f79b20")
-"""What amino writes before the 32 bytes of a secp256k1 key."""
+"""Amino prefix of a secp256k1 private key of 32 bytes."""
 # cosmos-sdk, crypto/armor.go
 _PASSES: Final = 1
 _KIBIBYTES: Final = 64 * 1024
@@ -25,58 +25,58 @@ _LANES: Final = 4
 
 
 class KeyArmorError(ValueError):
-    """It is no exported key that can be used here; the text says why."""
+    """The text is not a usable exported key. The message states the reason."""
 
 
 class PassphraseError(KeyArmorError):
-    """The passphrase is not the one that it was exported with, or the text was damaged."""
+    """The passphrase is wrong, or the exported text is damaged."""
 
     def __init__(self) -> None:
-        super().__init__("the key could not be opened: is the passphrase right, and the text whole?")
+        super().__init__("the key cannot be decrypted: wrong passphrase or damaged text")
 
 
 def open_key_armor(text: str, passphrase: str) -> bytes:
-    """The private key (32 bytes) of an export.
+    """Decrypt an exported key. Returns the private key, 32 bytes.
 
     Raises:
-        PassphraseError: the passphrase does not open it.
-        ArmourError: it is no export, or not of a secp256k1 key.
+        PassphraseError: the passphrase is wrong.
+        KeyArmorError: not an exported key, or not a secp256k1 key.
     """
-    found = _BLOCK.search(text.replace("\r\n", "\n"))
-    if found is None:
-        raise KeyArmorError("this is no private key as the chain's key tool exports it")
-    headers = dict(line.split(":", 1) for line in found["headers"].splitlines())
-    about = {name.strip().lower(): value.strip() for name, value in headers.items()}
-    if about.get("type", "secp256k1") != "secp256k1":
-        raise KeyArmorError(f"the exported key is one of {about['type']}, not of secp256k1")
-    match about.get("kdf"):
+    block = _BLOCK.search(text.replace("\r\n", "\n"))
+    if block is None:
+        raise KeyArmorError("not a private key exported by the chain's key tool")
+    lines = dict(line.split(":", 1) for line in block["headers"].splitlines())
+    headers = {name.strip().lower(): value.strip() for name, value in lines.items()}
+    if headers.get("type", "secp256k1") != "secp256k1":
+        raise KeyArmorError(f"the exported key is of type {headers['type']}, not secp256k1")
+    match headers.get("kdf"):
         case "argon2":
-            return _open_argon2(about.get("salt", ""), found["body"], passphrase)
+            return _open_argon2(headers.get("salt", ""), block["body"], passphrase)
         case "bcrypt":
-            return _open_bcrypt(found[0], passphrase)
+            return _open_bcrypt(block[0], passphrase)
         case kdf:
-            raise KeyArmorError(f"the exported key is sealed in a way that is not known here: kdf {kdf}")
+            raise KeyArmorError(f"the exported key has an unsupported key derivation function: {kdf}")
 
 
 def _open_argon2(salt: str, body: str, passphrase: str) -> bytes:
-    # loaded by who has such a key: they cost every other command's start
+    # Imported on first use, so that other commands start faster.
     from argon2.low_level import Type, hash_secret_raw  # noqa: PLC0415
     from nacl.bindings import crypto_aead_chacha20poly1305_ietf_decrypt as decrypt  # noqa: PLC0415
     from nacl.exceptions import CryptoError  # noqa: PLC0415
 
     try:
-        sealed, salted = base64.b64decode("".join(body.split()), validate=True), bytes.fromhex(salt)
+        ciphertext, salt_bytes = base64.b64decode("".join(body.split()), validate=True), bytes.fromhex(salt)
     except (binascii.Error, ValueError):
-        raise KeyArmorError("the exported key is damaged: its salt is not hex, or its text not base64") from None
-    if len(salted) < 8:
-        raise KeyArmorError("the exported key is damaged: its salt is too short")
-    key = hash_secret_raw(passphrase.encode(), salted, _PASSES, _KIBIBYTES, _LANES, 32, Type.ID)
+        raise KeyArmorError("the exported key is damaged: the salt is not hex, or the body not base64") from None
+    if len(salt_bytes) < 8:
+        raise KeyArmorError("the exported key is damaged: the salt is too short")
+    key = hash_secret_raw(passphrase.encode(), salt_bytes, _PASSES, _KIBIBYTES, _LANES, 32, Type.ID)
     try:
-        amino = decrypt(sealed, None, bytes(12), key)
+        amino = decrypt(ciphertext, None, bytes(12), key)
     except CryptoError:
         raise PassphraseError from None
     if len(amino) != len(_SECP256K1) + 32 or not amino.startswith(_SECP256K1):
-        raise KeyArmorError("the exported key is not one of secp256k1")
+        raise KeyArmorError("the exported key is not a secp256k1 key")
     return amino[len(_SECP256K1) :]
 
 
@@ -89,5 +89,5 @@ def _open_bcrypt(block: str, passphrase: str) -> bytes:
     except Exception:  # the library has no common error class
         raise PassphraseError from None
     if algorithm.lower() != "secp256k1":
-        raise KeyArmorError("the exported key is not one of secp256k1")
+        raise KeyArmorError("the exported key is not a secp256k1 key")
     return bytes(key)

@@ -1,4 +1,4 @@
-"""A registration as a validator's browser sends it, and the exact text that was signed. Pure."""
+"""Registration requests of validators: parsing, validation and the signed text. Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ LONGEST_URL: Final = 2048
 LONGEST_BYTES: Final = 256
 """Characters of base64."""
 LONGEST_MONIKER: Final = 140
-"""Characters; the staking module takes 70 bytes."""
+"""Characters; the staking module accepts 70 bytes."""
 TOLERANCE: Final = 300
-"""Seconds by which a claim's time may be off ours."""
+"""Maximum difference in seconds between a request's timestamp and the server's clock."""
 _UNSIGNED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that encoders of JSON write in different ways, so that what was signed would be in doubt, or that command
-a terminal."""
+"""Control characters, and characters that JSON encoders escape differently, which would make the signed text
+ambiguous."""
 _MISLEADING: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
-"""Characters that turn the direction of what stands beside them."""
+"""Characters that change the writing direction of the text around them."""
 
 
 class RegistrationError(ValueError):
-    """A registration is not as it should be; the text names the field and says why."""
+    """A registration request is invalid. The text states the field and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRequest:
-    """What a validator says of itself.
+    """A validator's registration data.
 
     Attributes:
         operator_address: account address, `sv1…`.
-        url: where its helper serves, may be empty.
-        moniker: its name for people.
-        timestamp: when it was signed, unix seconds.
+        url: base URL of its helper, may be empty.
+        moniker: display name.
+        timestamp: time of the signature, Unix seconds.
     """
 
     operator_address: str
@@ -49,7 +49,7 @@ class RegistrationRequest:
     timestamp: int
 
     def signed_text(self) -> bytes:
-        """The text that is signed: compact JSON, keys in this order, UTF-8, no HTML escaping."""
+        """Return the signed text: compact JSON, keys in this order, UTF-8, no HTML escaping."""
         fields = {
             "operator_address": self.operator_address,
             "url": self.url,
@@ -61,7 +61,7 @@ class RegistrationRequest:
 
 @dataclass(frozen=True, slots=True)
 class SignedRegistration:
-    """A claim with what is to show that it is the address's own: key (33 bytes) and signature (64)."""
+    """A registration request with public key (33 bytes) and signature (64 bytes)."""
 
     claim: RegistrationRequest
     pub_key: bytes
@@ -69,15 +69,15 @@ class SignedRegistration:
 
 
 def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRegistration:
-    """Read a registration; its signature is not looked at yet.
+    """Parse and validate a registration request. Does not verify the signature.
 
     Args:
         body: JSON, at most `LONGEST_BODY` bytes.
-        now: unix seconds.
-        production: whether its URL must be a public HTTPS place.
+        now: Unix seconds.
+        production: whether the URL must be a public HTTPS URL.
 
     Raises:
-        ClaimError: a field is missing, of the wrong type or out of bounds.
+        RegistrationError: a field is missing, of the wrong type or out of bounds.
     """
     fields = _object(body)
     address = _text(fields, "operator_address", LONGEST_ADDRESS)
@@ -96,18 +96,18 @@ def _object(body: bytes) -> dict[str, Any]:
     if len(body) > LONGEST_BODY:
         raise RegistrationError(f"body: is larger than {LONGEST_BODY} bytes")
     try:
-        found = json.loads(body.decode())
+        parsed = json.loads(body.decode())
     except (ValueError, RecursionError):
         raise RegistrationError("body: is not JSON in UTF-8") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise RegistrationError("body: is not an object")
-    return found
+    return parsed
 
 
 def _text(fields: dict[str, Any], name: str, longest: int) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise RegistrationError(f"{name}: is not a text" if name in fields else f"{name}: is missing")
+        raise RegistrationError(f"{name}: is not a string" if name in fields else f"{name}: is missing")
     if len(value) > longest:
         raise RegistrationError(f"{name}: is longer than {longest} characters")
     if _UNSIGNED.search(value):
@@ -128,19 +128,17 @@ def _url(fields: dict[str, Any], *, production: bool) -> str:
 def _moniker(fields: dict[str, Any]) -> str:
     moniker = _text(fields, "moniker", LONGEST_MONIKER)
     if not any(char.isprintable() and char != " " for char in moniker):
-        raise RegistrationError("moniker: is empty, or nothing of it can be seen")
+        raise RegistrationError("moniker: is empty or has no visible character")
     if _MISLEADING.search(moniker):
-        raise RegistrationError("moniker: contains a character that changes the direction of writing")
+        raise RegistrationError("moniker: contains a character that changes the writing direction")
     return moniker
 
 
 def _timestamp(fields: dict[str, Any], now: float) -> int:
     value = fields.get("timestamp")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RegistrationError(
-            "timestamp: is not a whole number" if "timestamp" in fields else "timestamp: is missing"
-        )
-    if not now - TOLERANCE <= value <= now + TOLERANCE:  # no difference: a number may be too large for one
+        raise RegistrationError("timestamp: is not an integer" if "timestamp" in fields else "timestamp: is missing")
+    if not now - TOLERANCE <= value <= now + TOLERANCE:  # compare, as `value - now` may overflow a float
         raise RegistrationError(f"timestamp: is more than {TOLERANCE} s from this server's clock ({int(now)})")
     return value
 

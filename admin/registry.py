@@ -34,22 +34,22 @@ QUERY_SECONDS: Final = 15.0
 PUBLISH_SECONDS: Final = 1.0
 """Minimum time between two updates of the published list."""
 PUBLISH_PAUSE: Final = 9.0
-"""The same, as a multiple of what the last update took: updates of a long list take at most a tenth of the time."""
+"""Minimum time between two updates as a multiple of the last update's duration, so that updates use at most 10 %."""
 PAGE_BYTES: Final = 64_000
 """Maximum size of a page of the published list. One entry is at most 5 kB."""
 
 
 class Chain(Protocol):
-    """The nodes, as `helper.chain.read_only_pool.ReadOnlyNodePool` asks them."""
+    """Access to the nodes. `helper.chain.read_only_pool.ReadOnlyNodePool` in production."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Ask the fresh ones in order until one answers; raises ChainError when none does."""
+        """Query the usable nodes in order until one answers; raises ChainError if none does."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The validator has a staking record: nothing to wait for."""
+    """The validator already has a staking record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Registry:
     Nodes are queried when a validator registers, and by `run` in the background. Reading `published` queries nothing.
 
     Args:
-        store: keeps the registrations.
+        store: stores the registrations.
         chain: the nodes, queried for staking records.
         clock: the time.
     """
@@ -81,13 +81,13 @@ class Registry:
         self._chain = chain
         self._clock = clock
         self._query_slots = asyncio.Semaphore(AT_ONCE)
-        # One at a time: a check holds the interpreter's lock, so several would only delay other requests.
+        # One at a time: a verification holds the GIL, so that several would only delay other requests.
         self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
         self._failing = False
         self.published = PublishedList((b"[]",), 0)
-        """What was last prepared by `publish`."""
+        """The list as last prepared by `publish`."""
 
     async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | Registered:
         """Store a claim unless its validator has a staking record.

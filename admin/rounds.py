@@ -1,4 +1,4 @@
-"""The chain's rounds as `GET /api/rounds` serves them: read from the nodes in the background, prepared as JSON."""
+"""Rounds and totals for `GET /api/rounds`, read from the nodes in the background."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 log = structlog.get_logger("helper.admin")
 
 MOST: Final = 200
-"""Maximum number of rounds that are served, the newest first."""
+"""Maximum number of rounds in the response, newest first."""
 BODY_BYTES: Final = 2 << 20
-"""Maximum size of what is served; a round that does not fit is left out."""
+"""Maximum size of the response; a round that does not fit is omitted."""
 REFRESH_SECONDS: Final = 10.0
 """Seconds between two refreshes."""
 FIRST_SECONDS: Final = 1.0
-"""The same, until the rounds were read once."""
+"""Seconds between two refreshes until the first one succeeds."""
 TOTALS_PER_REFRESH: Final = 32
 """Maximum number of rounds whose totals one refresh reads; the next refresh continues with the others."""
 AT_ONCE: Final = 4
 """Totals queries in flight."""
 
 Totals = Mapping[tuple[int, int], int]
-"""Totals of a round by proposal and option; an option that is absent got nothing."""
+"""Totals of a round by proposal and option. The total of an absent option is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The rounds that are served, the newest first, and the body of the response."""
+    """The rounds in the response, newest first, and its body."""
 
     rounds: tuple[ListedRound, ...]
     body: bytes
@@ -63,7 +63,7 @@ class RoundsView:
         self._missing: list[ListedRound] = []  # finalized rounds without totals, in the order in which they are read
         self._problem = ""
         self.body: bytes | None = None
-        """JSON, see `admin.schemas.RoundsAnswer`; None until the rounds were read once."""
+        """Response body, see `admin.schemas.RoundsAnswer`; None until the first refresh succeeds."""
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -72,7 +72,7 @@ class RoundsView:
             await self._clock.sleep(FIRST_SECONDS if self.body is None else REFRESH_SECONDS)
 
     async def refresh(self) -> None:
-        """Read the rounds, and then totals that are missing; what cannot be read stays as it was."""
+        """Read the rounds, then missing totals. On failure the previous data stays."""
         try:
             listed = await self._chain.call(lambda client: client.listing())
             prepared = await self._publish(listed)
@@ -82,7 +82,7 @@ class RoundsView:
             if await self._read_missing():
                 await self._publish(prepared.rounds)
         except ChainError as error:
-            # At a start no node is in sync for a moment.
+            # Right after the start no node is in sync yet.
             if self.body is not None or isinstance(error, ChainAnswerError):
                 self._report(str(error))
             return
@@ -94,7 +94,7 @@ class RoundsView:
         return prepared
 
     def _queue_missing(self, rounds: Iterable[ListedRound]) -> None:
-        """Rounds that failed before keep their place, so that each has its turn."""
+        """Append newly finalized rounds; the queue's order ensures that each round is tried."""
         missing = {
             known.round_id: known
             for known in rounds
@@ -104,25 +104,25 @@ class RoundsView:
         self._missing = [*queued, *missing.values()]
 
     async def _read_missing(self) -> int:
-        """Read up to `TOTALS_PER_REFRESH` missing totals; returns how many were found. Stops if no node answers."""
+        """Read up to `TOTALS_PER_REFRESH` missing totals and return how many were read. Stops if no node answers."""
         before = len(self._totals)
         batch, rest = self._missing[:TOTALS_PER_REFRESH], self._missing[TOTALS_PER_REFRESH:]
         for start in range(0, len(batch), AT_ONCE):
-            some = batch[start : start + AT_ONCE]
-            if not any(await asyncio.gather(*map(self._read_totals, some))):
+            group = batch[start : start + AT_ONCE]
+            if not any(await asyncio.gather(*map(self._read_totals, group))):
                 break
         unread = [known for known in batch if known.round_id not in self._totals]
         self._missing = [*rest, *unread]
         return len(self._totals) - before
 
     async def _read_totals(self, known: ListedRound) -> bool:
-        """Whether a node answered."""
+        """Read the totals of a round. Returns whether a node answered."""
 
         async def read(client: ChainClient) -> list[Total]:
-            # A node that is a block behind has no totals yet, and its answer is that of a round without votes.
-            found = await client.round(known.round_id)
-            if found is None or found.status is not RoundStatus.FINALIZED:
-                raise ChainUnavailable("the round is not finalized there")
+            # A node that is a block behind has no totals yet and answers as for a round without votes.
+            reported = await client.round(known.round_id)
+            if reported is None or reported.status is not RoundStatus.FINALIZED:
+                raise ChainUnavailable("the node does not report the round as finalized")
             return await client.totals(known.round_id)
 
         try:
@@ -131,16 +131,16 @@ class RoundsView:
             return True
         except ChainError:
             return False
-        # A node's answer may name millions of options; those of the round are limited by BODY_BYTES.
+        # Drop totals of unknown options: a response may contain millions. The round's own are bounded by BODY_BYTES.
         options = {(proposal.id, option.index) for proposal in known.proposals for option in proposal.options}
-        answered = ((total.proposal_id, total.option, total.value) for total in totals)
+        reported_totals = ((total.proposal_id, total.option, total.value) for total in totals)
         self._totals[known.round_id] = {
-            (proposal, option): value for proposal, option, value in answered if (proposal, option) in options
+            (proposal, option): value for proposal, option, value in reported_totals if (proposal, option) in options
         }
         return True
 
     def _report(self, problem: str) -> None:
-        """Log a change, not each refresh."""
+        """Log when the rounds become unavailable or available again."""
         if bool(problem) != bool(self._problem):
             if problem:
                 log.info("rounds_unavailable", reason=problem)

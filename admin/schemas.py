@@ -1,4 +1,4 @@
-"""What the routes under `/api` take and give, as the API's description tells it. Pure."""
+"""Request and response schemas of the routes under `/api`, for OpenAPI. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helper.server.openapi import Operation
 
 @dataclass(frozen=True, slots=True)
 class ChainFacts:
-    """What a browser wallet must know to add the chain: its id (None while unknown), public URLs, denomination."""
+    """Data that a browser wallet needs to add the chain: id (None while unknown), public URLs, denomination."""
 
     chain_id: str | None
     rest: str
@@ -26,7 +26,7 @@ class ChainFacts:
 
 @dataclass(frozen=True, slots=True)
 class UiConfig:
-    """What the page is told of its surroundings: `production` or `development`, and where the PIR service is."""
+    """Configuration of the page: mode (`production` or `development`) and URL of the PIR service."""
 
     mode: str = "production"
     dev_pir_controls: bool = False
@@ -34,20 +34,20 @@ class UiConfig:
 
 
 class AdminError(TypedDict):
-    """Any error."""
+    """An error response."""
 
     error: str
 
 
 class RegisteredAnswer(TypedDict):
-    """`pending` until `expires_at` (unix seconds), or `registered` when the validator is in staking already."""
+    """`pending` until `expires_at` (Unix seconds), or `registered` if the validator has a staking record."""
 
     status: Literal["pending", "registered"]
     expires_at: NotRequired[int]
 
 
 class OptionShown(TypedDict):
-    """An option of a proposal, with what it came to once the round is finished."""
+    """An option of a proposal, with its total once the round is finalized."""
 
     index: int
     label: str
@@ -63,7 +63,7 @@ class ProposalShown(TypedDict):
 
 
 class RoundShown(TypedDict):
-    """A round; status 1 active, 2 tallying, 3 finalized, 4 pending."""
+    """A round. Status: 1 active, 2 tallying, 3 finalized, 4 pending."""
 
     round_id: str
     status: int
@@ -72,7 +72,7 @@ class RoundShown(TypedDict):
 
 
 class RoundsAnswer(TypedDict):
-    """Rounds, the newest first."""
+    """Rounds, newest first."""
 
     rounds: list[RoundShown]
 
@@ -83,12 +83,12 @@ def _text(about: str, longest: int) -> dict[str, Any]:
 
 CLAIM: Final = {
     "type": "object",
-    "description": "A registration: the first four are what is signed (ADR-036), as compact JSON in this order.",
+    "description": "A registration. The first four fields, as compact JSON in this order, are signed (ADR-036).",
     "properties": {
         "operator_address": _text(f"Account address, {ACCOUNT_PREFIX}1…", LONGEST_ADDRESS),
-        "url": _text("Where its helper serves; may be empty.", LONGEST_URL),
-        "moniker": {**_text("Its name for people.", LONGEST_MONIKER), "minLength": 1},
-        "timestamp": {"type": "integer", "description": "When it was signed, unix seconds."},
+        "url": _text("Base URL of the validator's helper; may be empty.", LONGEST_URL),
+        "moniker": {**_text("Display name.", LONGEST_MONIKER), "minLength": 1},
+        "timestamp": {"type": "integer", "description": "Time of the signature, Unix seconds."},
         "signature": _text("64 bytes, base64.", LONGEST_BYTES),
         "pub_key": _text("33 bytes, base64: a compressed secp256k1 key.", LONGEST_BYTES),
     },
@@ -96,15 +96,15 @@ CLAIM: Final = {
 }
 
 VOTING_CONFIG: Final = Operation(
-    "The published voting configuration, as it was published.", dict[str, Any], refusals=(502,), error=AdminError
+    "The published voting configuration, unchanged.", dict[str, Any], refusals=(502,), error=AdminError
 )
 REGISTER: Final = Operation(
-    "Take a validator's signed registration.", RegisteredAnswer, body=CLAIM, refusals=(401, 413), error=AdminError
+    "Register a validator.", RegisteredAnswer, body=CLAIM, refusals=(401, 413), error=AdminError
 )
 MOST_PAGES: Final = 10_000
 PENDING: Final = Operation(
-    "A page of the validators that wait to join, the oldest registration first. The Link header names the next page,"
-    " X-Total-Count the number of validators on all pages.",
+    "A page of the pending registrations, oldest first. The Link header contains the next page,"
+    " X-Total-Count the number of registrations on all pages.",
     list[Registration],
     query={
         "page": {
@@ -114,6 +114,6 @@ PENDING: Final = Operation(
     },
     error=AdminError,
 )
-UI_CONFIG: Final = Operation("What the page must know first.", UiConfig, error=AdminError)
-CHAIN: Final = Operation("What a browser wallet must know to add the chain.", ChainFacts, error=AdminError)
+UI_CONFIG: Final = Operation("Configuration of the page.", UiConfig, error=AdminError)
+CHAIN: Final = Operation("Data that a browser wallet needs to add the chain.", ChainFacts, error=AdminError)
 ROUNDS: Final = Operation("The chain's rounds, with totals.", RoundsAnswer, refusals=(502,), error=AdminError)

@@ -1,4 +1,4 @@
-"""The admin part, put together: what the service opens, runs and mounts under `/api`."""
+"""Composition of validator onboarding. The service opens and runs it, and mounts it under `/api`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from helper.server.openapi import ApiMount
 
 
 class AdminService:
-    """Registrations and the published configuration.
+    """Registrations, published configuration and rounds.
 
     Args:
-        db_path: their file.
-        config_url: where the voting configuration is published; empty for nowhere.
-        ui: what the page is told.
-        chain: the nodes, asked about staking and rounds.
-        facts: what browser wallets are told of the chain.
+        db_path: database file of the registrations.
+        config_url: URL of the published voting configuration, empty for none.
+        ui: configuration of the page.
+        chain: the nodes, queried for staking records and rounds.
+        facts: returns the chain's data for browser wallets.
         clock: the time.
-        trusted: networks of proxies that are believed when they say whom they speak for.
+        trusted: networks of proxies whose forwarding headers are trusted.
     """
 
     def __init__(
@@ -56,7 +56,11 @@ class AdminService:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The file, open; raises StoreError when it cannot be."""
+        """Open the database file for the duration of the context.
+
+        Raises:
+            StoreError: the file cannot be opened.
+        """
         await self._store.open()
         try:
             await self._config.restore()

@@ -1,7 +1,7 @@
-"""Registrations and the last good voting configuration, in a small SQLite file.
+"""SQLite store of the registrations and the last valid voting configuration.
 
-Every change is on disk (fsync) when the awaited call returns. Only the service's user can read the file: it holds
-keyed hashes of the networks that registrations came from, and the key, so a reader could test guesses.
+Every change is on disk (fsync) when the awaited call returns. Only the service's user can read the file: it contains
+keyed hashes of the clients' networks together with the key, so that a reader could test guesses.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from admin.registration import RegistrationRequest
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144
-"""What the header of our files says: "svAD"."""
+"""SQLite application id of the file: "svAD"."""
 VERSION: Final = 2
 LIFE: Final = 7 * 24 * 3600
-"""Seconds after which a registration that did not come into staking is dropped."""
+"""Seconds after which a registration expires if the validator has no staking record."""
 MOST: Final = 10_000
-"""Maximum number of registrations: any key can sign one, so the file needs a bound."""
+"""Maximum number of registrations. Any key can sign one, so that the file needs a limit."""
 MOST_OF_NETWORK: Final = 200
-"""Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of all places."""
+"""Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of `MOST`."""
 _HASH_BYTES: Final = 8
 
 
 class RegistryFullError(Exception):
-    """No place for a new registration; the text says why."""
+    """A limit on the number of registrations is reached. The text states which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A validator that waits. Times are unix seconds."""
+    """A pending registration. Times are Unix seconds."""
 
     operator_address: str
     url: str
@@ -52,31 +52,31 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """A voting configuration as it was published, and when it was fetched (unix seconds)."""
+    """A voting configuration as published, and the time of its fetch (Unix seconds)."""
 
     body: bytes
     fetched_at: int
 
 
 class AdminStore:
-    """The file. One connection, one change at a time."""
+    """The database file. One connection; changes run one after the other."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._conn: aiosqlite.Connection | None = None
-        self._alone = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self._network_key = b""
 
     async def open(self) -> None:
-        """Make or open the file.
+        """Create or open the file.
 
         Raises:
-            StoreForeign: it is another program's or a newer version's, or no regular file.
+            StoreForeign: it belongs to another program or a newer version, or is not a regular file.
             StoreCorrupt: it is damaged.
             StoreError: it cannot be opened.
         """
         try:
-            # Opened before aiosqlite has a thread: of one whose connecting failed it does not wait for the end.
+            # Connect before aiosqlite starts its thread, because it does not join the thread if connecting fails.
             conn = await asyncio.to_thread(_connect, self._path)
             self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
             await self._prepare(self._conn)
@@ -85,7 +85,7 @@ class AdminStore:
                 raise _not_a_file(self._path) from error
             raise StoreError(
                 f"{self._path} cannot be opened: {error.strerror}",
-                advice="Make the directory of [admin] db_path, and let the service's user write in it.",
+                advice="Create the directory of [admin] db_path and make it writable for the service's user.",
             ) from error
         except sqlite3.DatabaseError as error:
             await self.close()
@@ -95,7 +95,7 @@ class AdminStore:
             raise
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         conn, self._conn = self._conn, None
         if conn is not None:
             await conn.close()
@@ -117,8 +117,8 @@ class AdminStore:
             await conn.executescript(f"BEGIN;\n{schema}\n{marks}\nCOMMIT;")
         elif application != APPLICATION_ID or version > VERSION:
             raise StoreForeign(
-                f"{self._path} is no file of registrations, or of a newer version",
-                advice="Point [admin] db_path at the registrations' own file, or start the version that wrote it.",
+                f"{self._path} is not a registrations file, or was written by a newer version",
+                advice="Set [admin] db_path to the registrations file, or start the version that wrote it.",
             )
         await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))
         (self._network_key,) = await _one(conn, "SELECT value FROM network_key")
@@ -126,25 +126,25 @@ class AdminStore:
     # ------------------------------------------------------------------ registrations
 
     async def register(self, claim: RegistrationRequest, *, network: bytes, now: float) -> Registration:
-        """Store a claim; one that is not newer than the stored one of its address changes nothing.
+        """Store a claim. A claim that is not newer than the stored one of its address changes nothing.
 
-        If all places are taken, the newest registration of the network with the most registrations is evicted.
+        If the store is full, the newest registration of the network with the most registrations is evicted.
 
         Args:
-            claim: what was signed.
-            network: network of the client, see `helper.server.client_address.network_of`; only a keyed hash of it is
-            stored. now: unix seconds.
+            claim: the signed claim.
+            network: network of the client, see `helper.server.client_address.network_of`; stored as a keyed hash.
+            now: Unix seconds.
 
         Returns:
             The stored registration of the claim's address.
 
         Raises:
-            RegistryFullError: the address is new, and its network has `MOST_OF_NETWORK` registrations or, if all
-                places are taken, at least as many as any other network.
+            RegistryFullError: the address is new, and its network has `MOST_OF_NETWORK` registrations or, if the
+                store is full, at least as many as any other network.
         """
         at = int(now)
         hashed = hashlib.blake2b(network, digest_size=_HASH_BYTES, key=self._network_key).digest()
-        async with self._alone:
+        async with self._write_lock:
             # All writes take this lock, so nothing changes between the statements.
             await self._change("DELETE FROM registrations WHERE expires_at <= ?", at)
             if (
@@ -172,18 +172,18 @@ class AdminStore:
         return Registration(*row)
 
     async def waiting(self, *, now: float) -> list[Registration]:
-        """All pending registrations, the oldest first."""
+        """Return all pending registrations, oldest first."""
         rows = await self._rows(f"{_WAITING} WHERE expires_at > ?", int(now))
         return await asyncio.to_thread(_oldest_first, rows)
 
     async def addresses_after(self, address: str, limit: int) -> list[str]:
-        """Up to `limit` registered addresses that sort after this one, in order."""
+        """Return up to `limit` registered addresses that sort after this one, in order."""
         query = "SELECT operator_address FROM registrations WHERE operator_address > ? ORDER BY 1 LIMIT ?"
         return [row[0] for row in await self._rows(query, address, limit)]
 
     async def drop(self, addresses: list[str]) -> int:
-        """Delete the registrations of these addresses; returns how many there were."""
-        async with self._alone:
+        """Delete the registrations of these addresses. Returns their number."""
+        async with self._write_lock:
             return sum(
                 [
                     await self._change("DELETE FROM registrations WHERE operator_address = ?", address)
@@ -192,15 +192,15 @@ class AdminStore:
             )
 
     async def sweep(self, *, now: float) -> int:
-        """Drop what has expired; how many."""
-        async with self._alone:
+        """Delete expired registrations. Returns their number."""
+        async with self._write_lock:
             return await self._change("DELETE FROM registrations WHERE expires_at <= ?", int(now))
 
     # ------------------------------------------------------------------ the voting configuration
 
     async def keep_config(self, source: str, body: bytes, *, now: float) -> None:
-        """Keep the last good copy."""
-        async with self._alone:
+        """Store the last valid configuration."""
+        async with self._write_lock:
             await self._change(
                 "INSERT INTO voting_config (one, source, body, fetched_at) VALUES (1, ?, ?, ?)"
                 " ON CONFLICT (one) DO UPDATE SET source = excluded.source, body = excluded.body,"
@@ -211,17 +211,19 @@ class AdminStore:
             )
 
     async def kept_config(self, source: str) -> StoredConfig | None:
-        """The last good copy from this URL."""
+        """Return the last valid configuration from this URL."""
         row = await self._row("SELECT body, fetched_at FROM voting_config WHERE source = ?", source)
         return None if row is None else StoredConfig(*row)
 
-    # ------------------------------------------------------------------ inside
-
     async def _make_room(self, network: bytes) -> None:
-        """Make sure that there is a place for one more registration of this network; raises RegistryFullError."""
+        """Evict a registration if the store is full.
+
+        Raises:
+            RegistryFullError: no further registration from this network is allowed.
+        """
         (own,) = await self._row("SELECT count(*) FROM registrations WHERE network = ?", network) or (0,)
         if own >= MOST_OF_NETWORK:
-            raise RegistryFullError("too many validators of this network wait already")
+            raise RegistryFullError("too many pending registrations from this network")
         (total,) = await self._row("SELECT count(*) FROM registrations") or (0,)
         if total < MOST:
             return
@@ -230,7 +232,7 @@ class AdminStore:
             " ORDER BY count(*) DESC, max(requested_at) DESC LIMIT 1"
         ) or (network, 0)
         if own >= most:
-            raise RegistryFullError("too many validators wait already")
+            raise RegistryFullError("too many pending registrations")
         await self._change(
             "DELETE FROM registrations WHERE operator_address = (SELECT operator_address FROM registrations"
             " WHERE network = ? ORDER BY requested_at DESC, signed_at DESC, operator_address DESC LIMIT 1)",
@@ -240,7 +242,7 @@ class AdminStore:
     @property
     def _open(self) -> aiosqlite.Connection:
         if self._conn is None:
-            raise StoreError("the registrations' file is not open", advice="Start the helper again.")
+            raise StoreError("the registrations file is not open", advice="Restart the helper.")
         return self._conn
 
     async def _change(self, statement: str, *values: Any) -> int:
@@ -261,8 +263,8 @@ class AdminStore:
 
 
 def _oldest_first(rows: list[tuple[Any, ...]]) -> list[Registration]:
-    # SQLite has no index in this order, and sorts whole rows.
-    return sorted((Registration(*row) for row in rows), key=lambda found: (found.requested_at, found.operator_address))
+    # Sorted here because SQLite has no index in this order and would sort entire rows.
+    return sorted((Registration(*row) for row in rows), key=lambda entry: (entry.requested_at, entry.operator_address))
 
 
 _WAITING: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"
@@ -277,25 +279,25 @@ CREATE TABLE network_key (
 PRAGMA user_version = 2;
 COMMIT;
 """
-_MOVE_AWAY: Final = "Move the file away and start again: validators that wait can register once more."
+_MOVE_AWAY: Final = "Move the file away and restart: pending validators can register again."
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Make or open the file, with mode 0600.
+    """Create or open the file with mode 0600.
 
-    Links are not followed: whoever owns the directory could have root, if root runs the service, write elsewhere.
+    Symbolic links are not followed: if root runs the service, the directory's owner could redirect root's writes.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         uri = f"{path.absolute().as_uri()}?mode=rw"
         conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        # SQLite follows links: refuse a file that was replaced since.
-        if not os.path.samestat(path.lstat(), found):
+        # SQLite follows symbolic links: refuse the file if it was replaced meanwhile.
+        if not os.path.samestat(path.lstat(), status):
             conn.close()
             raise _not_a_file(path)
     finally:

@@ -1,4 +1,4 @@
-"""Which URLs are public places: what a validator may name, where a redirect may lead, what is published. Pure."""
+"""Policy for URLs: which may be registered, followed as redirects, or published. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL6: Final = ipaddress.ip_network("2000::/3")
-"""All that is given out for use between networks (https://www.iana.org/assignments/ipv6-address-space)."""
+"""Global unicast (https://www.iana.org/assignments/ipv6-address-space)."""
 _EXAMPLES6: Final = ipaddress.ip_network("3fff::/20")
-"""For documentation (RFC 9637); Python knows only the older such network."""
+"""Documentation addresses (RFC 9637); `ipaddress` only knows the older range."""
 _PRIVATE_ENDINGS: Final = ("localhost", "local", "internal", "lan", "home", "corp", "arpa", "test", "invalid", "onion")
 
 
 class UrlNotAllowedError(ValueError):
-    """This URL is not taken; the text says why."""
+    """The URL is not allowed. The text states the reason."""
 
 
 def check_url(url: str, *, production: bool) -> None:
-    """Make sure that a URL names a public HTTPS place (in production), or any HTTP place (else).
+    """Check that a URL is a public HTTPS URL (in production) or any HTTP(S) URL (otherwise).
 
     Raises:
-        BadPlaceError: it does not.
+        UrlNotAllowedError: the URL is not allowed.
     """
     if len(url) > LONGEST:
         raise UrlNotAllowedError(f"is longer than {LONGEST} characters")
@@ -51,13 +51,13 @@ def check_url(url: str, *, production: bool) -> None:
 
 
 def first_publishable(urls: Iterable[str], *, production: bool) -> str:
-    """The first of these node addresses that can be published without being set for publication; "" for none.
+    """Return the first node URL that is safe to publish, "" if there is none.
 
-    That is an origin alone: hosted nodes often carry the customer's key in the path, the query or the userinfo.
+    Only a bare origin is safe: URLs of hosted nodes often contain the customer's key in path, query or userinfo.
 
     Args:
-        urls: addresses as the operator configured them.
-        production: whether only public HTTPS addresses may be published.
+        urls: the configured node URLs.
+        production: whether only public HTTPS URLs may be published.
     """
     return next((url for url in urls if _is_publishable(url, production=production)), "")
 
@@ -72,10 +72,10 @@ def _is_publishable(url: str, *, production: bool) -> bool:
 
 
 def check_host(host: str, *, production: bool) -> None:
-    """Make sure that a host is a well-formed name or address and (in production) not one of a private network.
+    """Check that a host is a well-formed name or address and, in production, not in a private network.
 
     Raises:
-        BadPlaceError: it is not.
+        UrlNotAllowedError: the host is not allowed.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -87,7 +87,7 @@ def check_host(host: str, *, production: bool) -> None:
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address can be reached from anywhere; one that wraps an IPv4 address is judged by that."""
+    """Return whether an address is globally routable. Embedded IPv4 addresses are checked as IPv4."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is None and address in _NAT64:
@@ -108,7 +108,7 @@ def _check_name(host: str, *, production: bool) -> None:
     if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise UrlNotAllowedError("names no host")
     if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
-        # 127.1, 2130706433 and 0x7f.1 are addresses to whoever resolves them.
+        # Resolvers accept 127.1, 2130706433 and 0x7f.1 as IPv4 addresses.
         raise UrlNotAllowedError("writes an address in an unusual way")
     if production and (len(labels) == 1 or labels[-1] in _PRIVATE_ENDINGS):
         raise UrlNotAllowedError("names a host of a private network")

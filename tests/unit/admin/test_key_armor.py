@@ -53,15 +53,15 @@ def test_one_letter_of_it_changed_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("exported", "told"),
     [
-        (ARGON2.replace("argon2", "scrypt"), "kdf scrypt"),
-        (ARGON2.replace("kdf: argon2\n", ""), "kdf None"),
-        (ARGON2.replace("secp256k1", "ed25519"), "one of ed25519"),
+        (ARGON2.replace("argon2", "scrypt"), "function: scrypt"),
+        (ARGON2.replace("kdf: argon2\n", ""), "function: None"),
+        (ARGON2.replace("secp256k1", "ed25519"), "of type ed25519"),
         (ARGON2.replace("salt: 92", "salt: zz"), "damaged"),
         (ARGON2.replace("salt: 92F870A017A0CE7FE3DA75E134843BF3", "salt: 92"), "too short"),
         (ARGON2.replace("tQ5qlps=", "tQ5qlp="), "damaged"),
-        (ARGON2.replace("TENDERMINT PRIVATE", "RSA PRIVATE"), "no private key"),
-        (ARGON2[:150], "no private key"),
-        ("", "no private key"),
+        (ARGON2.replace("TENDERMINT PRIVATE", "RSA PRIVATE"), "not a private key"),
+        (ARGON2[:150], "not a private key"),
+        ("", "not a private key"),
     ],
 )
 def test_what_is_no_such_export_is_told_from_a_wrong_passphrase(exported: str, told: str) -> None:

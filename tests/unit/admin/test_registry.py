@@ -90,7 +90,7 @@ async def test_register_with_network_at_its_bound_is_refused(tmp_path: Path, cro
             assert (await desk.register_from(address, body_of(number))).status_code == 200
         refused = await desk.register_from(crowd[0], body_of(4))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
-        assert refused.json() == {"error": "too many validators of this network wait already"}
+        assert refused.json() == {"error": "too many pending registrations from this network"}
         again = {**signed((1).to_bytes(32, "big"), moniker="node 0 again", timestamp=NOW + 1)}
         assert (await desk.register_from(crowd[1], again)).status_code == 200, "it has a place already"
         assert (await desk.register_from(elsewhere, body_of(5))).status_code == 200
@@ -120,7 +120,7 @@ async def test_register_with_all_places_taken_refuses_the_most_crowded_network(t
         for number, address in enumerate(["203.0.113.1", "203.0.114.1", "203.0.115.1"], 3):
             await desk.register_from(address, body_of(number))
         refused = await desk.register_from("198.51.100.9", body_of(6))
-        assert (refused.status_code, refused.json()) == (429, {"error": "too many validators wait already"})
+        assert (refused.status_code, refused.json()) == (429, {"error": "too many pending registrations"})
         assert await names(desk) == {f"node {number}" for number in range(6)}
 
 
@@ -241,7 +241,7 @@ async def test_get_pending_with_all_places_taken_is_paged(tmp_path: Path, monike
 async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -> None:
     async with open_desk(tmp_path / "admin.db") as desk:
         answer = await desk.http.get("/pending-validators", params={"page": page})
-        assert (answer.status_code, answer.json()) == (400, {"error": "page: is not a number from 1 to 10000"})
+        assert (answer.status_code, answer.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
 
 
 # In the background
