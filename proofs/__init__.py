@@ -1,13 +1,13 @@
-"""Proofs, hashes, commitment tree and ElGamal of shielded voting: a typed face for the native module. And what the
-store has done natively with the rows and pages of its database.
+"""Typed interface of the native module: proofs, hashes, commitment tree and ElGamal of shielded voting.
 
-Bytes in, bytes out. Field elements are 32 bytes, little-endian and canonical (below the Pallas base field's
-modulus); points are compressed (x with y's parity in the top bit). Whatever is malformed raises an
-`EncodingError` that names the field as the wire does, an int out of range included. Hashing, proving and tree
-work run without the GIL.
+It also contains the native parts of the store: row checks, and the search for unused bytes in database pages.
 
-Proving uses a pool of threads inside the process (`RAYON_NUM_THREADS` says how many). Such a pool does not
-survive a fork: start worker processes with "spawn" or "forkserver".
+All values are bytes. Field elements are 32 bytes, little-endian and canonical (below the modulus of the Pallas base
+field); points are compressed (x with y's parity in the top bit). A malformed value, or an int out of range, raises an
+`EncodingError` with the field's name on the wire. Hashing, proving and tree operations release the GIL.
+
+Proving uses a thread pool in the process, with `RAYON_NUM_THREADS` threads. The pool does not survive a fork; start
+worker processes with "spawn" or "forkserver".
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CircuitInfo:
-    """What is fixed about one circuit generation."""
+    """The constants of one circuit generation."""
 
     name: str
     """`k11` or `k10`."""
@@ -99,13 +99,13 @@ class CircuitInfo:
     proof_bytes: int
     """Length of every proof."""
     fingerprint: str
-    """What `fingerprint(name)` must be: 64 hex digits."""
+    """Expected value of `fingerprint(name)`, 64 hex digits."""
     crate: str
     """Name and version of the published crate."""
 
 
 CIRCUITS: Mapping[str, CircuitInfo] = MappingProxyType({row[0]: CircuitInfo(*row) for row in _native.circuits()})
-"""The circuit generations by name, the older one first."""
+"""The circuit generations by name, oldest first."""
 
 EMPTY_ROOT: bytes = _native.empty_root()
 """Root of a tree without leaves."""
@@ -113,17 +113,17 @@ EMPTY_ROOT: bytes = _native.empty_root()
 
 @dataclass(frozen=True, slots=True)
 class ShareCheck:
-    """What follows from a share whose fields belong together."""
+    """The values derived from a valid share."""
 
     vote_commitment: bytes = field(repr=False)
-    """The leaf that must stand at the share's `tree_position`."""
+    """The expected leaf at the share's `tree_position`."""
     nullifier: bytes = field(repr=False)
-    """What its reveal will publish; not to be logged before."""
+    """The nullifier. Must not be logged before the reveal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The public inputs of a reveal: public once it is made, and not to be logged before."""
+    """The public inputs of a reveal. Must not be logged before the reveal."""
 
     nullifier: bytes = field(repr=False)
     c1: bytes = field(repr=False)
@@ -139,12 +139,12 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """A proof, with the public inputs that came out of the witness."""
+    """A proof, with the public inputs derived from the witness."""
 
     proof: bytes = field(repr=False)
     nullifier: bytes = field(repr=False)
     root: bytes
-    """The root that the path leads to. A proof is only worth something if this is the chain's."""
+    """The root computed from the path. The proof is useful only if this is the chain's root."""
 
 
 def check_share(
@@ -159,12 +159,12 @@ def check_share(
     c1: bytes,
     c2: bytes,
 ) -> ShareCheck:
-    """Checks a share's encodings, then its hashes, in a third of a millisecond.
+    """Check a share's encodings and hashes. Takes about 0.3 ms.
 
-    `share_comms` is the 16 commitments one behind the other (512 bytes). Raises `EncodingError`
-    (vote_round_id, shares_hash, share_comms or share_comms[i], enc_share.share_index, proposal_id,
-    vote_decision, primary_blind, enc_share.c1, enc_share.c2), then `ShareRuleError` where `shares_hash` is
-    not the hash of `share_comms`, or `share_comms[share_index]` not the commitment to blind and ciphertext.
+    `share_comms` is the concatenation of the 16 commitments (512 bytes). Raises `EncodingError` (vote_round_id,
+    shares_hash, share_comms or share_comms[i], enc_share.share_index, proposal_id, vote_decision, primary_blind,
+    enc_share.c1, enc_share.c2), then `ShareRuleError` if `shares_hash` is not the hash of `share_comms`, or
+    `share_comms[share_index]` is not the commitment to blind and ciphertext.
     """
     return ShareCheck(
         *_native.check_share(
@@ -182,7 +182,7 @@ def check_share(
 
 
 class ReadShare(NamedTuple):
-    """A posted share whose encodings and hashes are right, and what follows from it; its repr shows nothing."""
+    """A posted share with valid encodings and hashes, and its derived values. The repr shows none of them."""
 
     round_id: bytes
     share_index: int
@@ -190,40 +190,40 @@ class ReadShare(NamedTuple):
     vote_decision: int
     tree_position: int
     submit_at: int
-    """Unix second, 0 for at once."""
+    """Unix seconds, 0 for immediately."""
     shares_hash: bytes
     share_comms: bytes
-    """The 16 commitments one behind the other, 512 bytes."""
+    """The 16 commitments concatenated, 512 bytes."""
     primary_blind: bytes
     c1: bytes
     c2: bytes
     vote_commitment: bytes
-    """The leaf that must stand at the share's `tree_position`."""
+    """The expected leaf at the share's `tree_position`."""
     nullifier: bytes
-    """What its reveal will publish; not to be logged before."""
+    """The nullifier. Must not be logged before the reveal."""
 
     def __repr__(self) -> str:
         return "ReadShare(…)"
 
 
 def json_members(body: bytes, names: Iterable[str]) -> bytes | int:
-    """Reduces a JSON object to its members with these names, each as it is written; of a repeated name the last counts.
+    """Reduce a JSON object to the members with these names, unparsed. If a name is repeated, the last member is used.
 
-    A document that is not an object becomes `null`. Returns the offset, in bytes, of the first error in a body that is
-    not UTF-8 or not JSON. Takes some 2 ms a MiB, without the GIL, however the body is nested.
+    A document that is not an object becomes `null`. If the body is not UTF-8 or not JSON, returns the byte offset of
+    the first error. Takes about 2 ms per MiB, without the GIL and whatever the nesting.
 
     Args:
         body: a JSON document.
-        names: of the members, without characters that JSON escapes.
+        names: names of the members, without characters that JSON escapes.
     """
     return _native.json_members(body, list(names))
 
 
 def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | None]:
-    """Reads the JSON bodies that wallets post and checks each share, as `check_share` does, in a quarter of a
-    millisecond; that the hash of a vote's commitments is right is remembered.
+    """Parse posted JSON bodies and check each share like `check_share`. Takes about 0.25 ms per share.
 
-    None stands for a body that is not plainly right: wrong, or only written in an unusual way.
+    Results for the commitments of a vote are cached. Returns None for a body that is invalid or has an unusual form;
+    the caller's own parser decides about it.
     """
     return [None if row is None else ReadShare._make(row) for row in _native.read_shares(list(bodies))]
 
@@ -242,11 +242,11 @@ def prove(
     vote_decision: int,
     round_id: bytes,
 ) -> Proved:
-    """Proves that the share belongs to the vote commitment at `position`; takes 0.1 to 1 s of all cores.
+    """Prove that the share belongs to the vote commitment at `position`. Takes 0.1 to 1 s on all cores.
 
-    `path` is the 24 siblings, leaf level first (`CommitmentTree.path`). Raises `EncodingError` as
-    `check_share` does (and path[i], tree_position), `ShareRuleError` where the share's commitment does not
-    hold, `CircuitError`, and `ProvingError` when no proof came out.
+    `path` is the 24 siblings, leaf level first (`CommitmentTree.path`). Raises `EncodingError` like `check_share`
+    (and for path[i], tree_position), `ShareRuleError` if the share's commitment does not match, `CircuitError`, and
+    `ProvingError` if proving fails.
     """
     return Proved(
         *_native.prove(
@@ -266,10 +266,10 @@ def prove(
 
 
 def verify(circuit: str, proof: bytes, statement: Statement) -> bool:
-    """Whether these very bytes prove the statement.
+    """Return whether the proof is valid for the statement.
 
-    Any malformed proof does not, longer and shorter ones included. Raises `EncodingError` for a malformed
-    statement, and `CircuitError`.
+    A malformed proof, or one of another length, is not valid. Raises `EncodingError` for a malformed statement, and
+    `CircuitError`.
     """
     return _native.verify(
         circuit,

@@ -1,13 +1,13 @@
-"""What `proofs` raises.
+"""Exceptions of `proofs`.
 
     ProofsError
-    ├── EncodingError    a field is not a well-formed encoding
-    ├── ShareRuleError   the fields of a share do not belong together
-    ├── CircuitError     unknown circuit, or not the keys that the protocol names
-    ├── ProvingError     no proof came out
-    └── TreeError        no such position or size, or data that cannot be a tree
+    ├── EncodingError    a field is malformed
+    ├── ShareRuleError   the fields of a share do not match
+    ├── CircuitError     unknown circuit, or wrong verifying key
+    ├── ProvingError     proving failed
+    └── TreeError        invalid position or size, or invalid tree data
 
-No message quotes a value: most values here are secrets. All of them survive pickling.
+Messages never quote a value, because most values are secret. All exceptions can be pickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ProofsError(Exception):
 
 
 class EncodingError(ProofsError):
-    """A field is malformed: `field` is its name on the wire, `reason` what is wrong with it."""
+    """A field is malformed. `field` is its name on the wire."""
 
     def __init__(self, field: str, reason: Reason) -> None:
         super().__init__(field, reason)
@@ -35,7 +35,7 @@ class EncodingError(ProofsError):
 
 
 class ShareRuleError(ProofsError):
-    """A hash between the fields of a share does not hold; `rule` says which."""
+    """A hash over the fields of a share does not match. `rule` states which."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule)
@@ -46,12 +46,12 @@ class ShareRuleError(ProofsError):
 
 
 class CircuitError(ProofsError):
-    """The circuit is unknown, its keys could not be made, or their fingerprint is not the protocol's."""
+    """The circuit is unknown, key generation failed, or the fingerprint is not the protocol's."""
 
 
 class ProvingError(ProofsError):
-    """The prover could not make a proof; also what a panic in native code becomes."""
+    """Proving failed, or native code panicked."""
 
 
 class TreeError(ProofsError):
-    """A position or size that the tree does not have, a full tree, or data that cannot be a tree."""
+    """Invalid position or size, full tree, or invalid tree data."""

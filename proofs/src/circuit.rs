@@ -1,7 +1,7 @@
-//! What the circuit generations have in common: the statement, the witness, and the code around the crates.
+//! Common code of the circuit generations: statement, witness, and the interface to the circuit crates.
 //!
-//! The generations come from crates that share no types, so everything goes over as bytes, and the code that
-//! talks to a crate is written once, as a macro, and instantiated by [`crate::k11`] and [`crate::k10`].
+//! The crates of the generations share no types. Values are therefore passed as bytes, and the code that calls a crate
+//! is a macro that [`crate::k11`] and [`crate::k10`] instantiate.
 
 use ff::PrimeField;
 
@@ -11,7 +11,7 @@ use crate::hashes::SHARES;
 use crate::tree::DEPTH;
 use crate::{k10, k11};
 
-/// What is fixed about one circuit generation.
+/// The constants of one circuit generation.
 pub struct Info {
     /// Its name in configuration and logs.
     pub name: &'static str,
@@ -19,9 +19,9 @@ pub struct Info {
     pub k: u32,
     /// Length of every proof.
     pub proof_bytes: usize,
-    /// BLAKE2b-256 of the pinned verifying key's debug text, in hex: what the chain verifies against.
+    /// BLAKE2b-256 of the debug text of the verifying key that the chain uses, in hex.
     pub fingerprint: &'static str,
-    /// Where it is published.
+    /// Name and version of the published crate.
     pub source: &'static str,
 }
 
@@ -61,7 +61,7 @@ pub struct Statement {
     pub round_id: Encoded,
 }
 
-/// All that a proof is made from. All elements are canonical. No Debug: it holds secrets.
+/// The witness of a proof. All elements are canonical. No Debug, because it contains secrets.
 pub struct Witness {
     /// Siblings from the leaf up.
     pub path: [Encoded; DEPTH],
@@ -85,30 +85,30 @@ pub struct Witness {
     pub round_id: Encoded,
 }
 
-/// A proof, and the public inputs that came out of the witness.
+/// A proof, and the public inputs derived from the witness.
 pub struct Proved {
     /// The proof's bytes.
     pub proof: Vec<u8>,
     /// The share's nullifier.
     pub nullifier: Encoded,
-    /// The root that the path leads to.
+    /// The root computed from the path.
     pub root: Encoded,
 }
 
-/// One circuit generation. Its keys are made once a process, at the first call that needs them.
+/// One circuit generation. Its keys are generated once per process, on first use.
 pub trait Circuit: Sync {
-    /// What is fixed about it.
+    /// Its constants.
     fn info(&self) -> &'static Info;
-    /// Makes the keys, and says what their fingerprint is, right or wrong.
+    /// Generates the keys and returns their fingerprint without checking it.
     fn fingerprint(&self) -> Result<&'static str>;
-    /// Makes the keys and whatever else makes proofs faster; an error when the fingerprint is wrong.
+    /// Generates the keys and further precomputed tables. Fails if the fingerprint is wrong.
     fn warm(&self) -> Result<&'static str>;
-    /// A proof for a witness whose share commitment was checked.
+    /// Creates a proof. The share commitment of the witness must have been checked.
     fn prove(&self, witness: &Witness) -> Result<Proved>;
-    /// Whether these very bytes prove the statement.
+    /// Returns whether the proof is valid for the statement.
     fn verify(&self, proof: &[u8], statement: &Statement) -> Result<bool>;
 
-    /// The fingerprint, or an error when it is not the protocol's.
+    /// Returns the fingerprint, or an error if it is not the protocol's.
     fn checked_fingerprint(&self) -> Result<&'static str> {
         let (found, info) = (self.fingerprint()?, self.info());
         if found == info.fingerprint {
@@ -121,10 +121,10 @@ pub trait Circuit: Sync {
     }
 }
 
-/// All generations, the older one first.
+/// All generations, oldest first.
 pub const CIRCUITS: [&dyn Circuit; 2] = [&k11::Generation, &k10::Generation];
 
-/// A generation by its name.
+/// Looks up a generation by name.
 pub fn find(name: &str) -> Result<&'static dyn Circuit> {
     CIRCUITS
         .into_iter()

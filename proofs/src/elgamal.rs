@@ -1,5 +1,5 @@
-//! Additively homomorphic ElGamal over Pallas, as wallets and the election authority use it: for the dev chain
-//! and its wallets. Not constant-time; the helper itself never encrypts or decrypts.
+//! Additively homomorphic ElGamal over Pallas, for the dev chain and its wallets. Not constant-time; the helper itself
+//! never encrypts or decrypts.
 
 use std::collections::HashMap;
 
@@ -14,12 +14,12 @@ use crate::fields::{self, Encoded, Scalar, ELEMENT};
 
 /// Bytes of a ciphertext.
 pub const CIPHERTEXT: usize = 2 * ELEMENT;
-/// The highest limit of a decryption: its table has the square root of this many entries.
+/// Maximum limit of a decryption. Its table has as many entries as the square root of the limit.
 pub const MAX_LIMIT: u64 = 1 << 40;
-/// Points that are brought to affine form together, which shares one inversion.
+/// Points that are converted to affine form in one batch, with one inversion.
 const BATCH: usize = 512;
 
-/// A secret scalar, from a seed or from the system's randomness, and the public key.
+/// Generates a secret scalar, from a seed or the system's random generator, and its public key.
 pub fn keygen(seed: Option<&[u8]>) -> (Encoded, Encoded) {
     let secret = match seed {
         Some(seed) => {
@@ -53,7 +53,7 @@ pub fn encrypt(public: &[u8], value: u64, randomness: Option<&[u8]>) -> Result<(
     Ok((c1.to_bytes(), c2.to_bytes()))
 }
 
-/// The sum of two ciphertexts, which encrypts the sum of their values. All zero is a sum of none.
+/// Adds two ciphertexts; the result encrypts the sum of their values. All zeros is the empty sum.
 pub fn add(a: &[u8], b: &[u8]) -> Result<[u8; CIPHERTEXT]> {
     let (a1, a2) = ciphertext("a", a)?;
     let (b1, b2) = ciphertext("b", b)?;
@@ -63,7 +63,7 @@ pub fn add(a: &[u8], b: &[u8]) -> Result<[u8; CIPHERTEXT]> {
     Ok(sum)
 }
 
-/// The value of a ciphertext, searched for in 0..=limit by baby and giant steps.
+/// Decrypts a ciphertext: searches for its value in 0..=limit (baby-step giant-step).
 pub fn decrypt(secret: &[u8], bytes: &[u8], limit: u64) -> Result<u64> {
     let secret = fields::scalar("secret", secret)?;
     let (c1, c2) = ciphertext("ciphertext", bytes)?;

@@ -1,17 +1,17 @@
-//! What can go wrong. No message quotes a value: most values here are secrets.
+//! Errors. Messages never quote a value, because most values are secret.
 
 use std::fmt;
 
 /// Why an encoded value was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Not the number of bytes that the field has.
+    /// Wrong number of bytes.
     Length,
     /// An integer at or above the field's modulus.
     NonCanonical,
     /// No point of the curve has this x-coordinate.
     OffCurve,
-    /// The identity, where a real point is wanted.
+    /// The identity, where it is not allowed.
     Identity,
     /// An integer outside of its range.
     Range,
@@ -54,25 +54,25 @@ impl Rule {
 pub enum Error {
     /// A field is not a well-formed encoding; `field` is its name on the wire.
     Encoding {
-        /// The field's name, with an index where it is one of several.
+        /// The field's name, with an index for an element of an array.
         field: String,
-        /// What is wrong with it.
+        /// Why it was refused.
         reason: Reason,
     },
-    /// The fields are well-formed, but do not belong together.
+    /// The fields are well-formed, but do not match each other.
     ShareRule(Rule),
-    /// Unknown circuit, key generation failed, or not the keys that the protocol names.
+    /// Unknown circuit, key generation failed, or wrong fingerprint.
     Circuit(String),
-    /// The prover could not make a proof, or code of this crate panicked.
+    /// Proving failed, or code of this crate panicked.
     Proving(String),
-    /// A position or size that the tree does not have, or data that cannot be a tree.
+    /// Invalid position or size, or invalid tree data.
     Tree(String),
     /// A tally above the limit of the search.
     Decryption(String),
 }
 
 impl Error {
-    /// An encoding error; the name is only formatted when there is one.
+    /// Creates an encoding error. The name is formatted only on error.
     pub fn encoding(field: impl fmt::Display, reason: Reason) -> Self {
         Error::Encoding {
             field: field.to_string(),

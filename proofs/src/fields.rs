@@ -1,4 +1,4 @@
-//! Strict decoding of field elements and points. Everything from outside comes in through here.
+//! Strict decoding of field elements and points. All external input is decoded here.
 
 use std::fmt::Display;
 
@@ -45,7 +45,7 @@ pub fn base(field: impl Display, bytes: &[u8]) -> Result<Base> {
     Option::from(Base::from_repr(bytes)).ok_or_else(|| Error::encoding(field, Reason::NonCanonical))
 }
 
-/// Any number of canonical base field elements, one behind the other. Errors name `field[i]`.
+/// Any number of concatenated canonical base field elements. Errors name `field[i]`.
 pub fn bases(field: &str, bytes: &[u8]) -> Result<Vec<Base>> {
     if !bytes.len().is_multiple_of(ELEMENT) {
         return Err(Error::encoding(field, Reason::Length));
@@ -57,7 +57,7 @@ pub fn bases(field: &str, bytes: &[u8]) -> Result<Vec<Base>> {
         .collect()
 }
 
-/// Exactly `N` canonical base field elements, one behind the other. Errors name `field[i]`.
+/// Exactly `N` concatenated canonical base field elements. Errors name `field[i]`.
 pub fn base_array<const N: usize>(field: &str, bytes: &[u8]) -> Result<[Base; N]> {
     if bytes.len() != N * ELEMENT {
         return Err(Error::encoding(field, Reason::Length));
@@ -113,7 +113,7 @@ pub fn point(field: impl Display + Copy, bytes: &[u8]) -> Result<Point> {
     }
 }
 
-/// An integer below `limit`; `None` stands for one that no machine word holds.
+/// An integer below `limit`. `None` stands for an integer that does not fit into 64 bits.
 pub fn below(field: impl Display, value: Option<u64>, limit: u64) -> Result<u64> {
     match value {
         Some(value) if value < limit => Ok(value),

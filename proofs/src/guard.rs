@@ -1,21 +1,21 @@
-//! Panics become errors, and say where they happened but not what they said.
+//! Converts panics to errors with their location, without their message.
 
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::{Mutex, PoisonError};
 
 use crate::errors::{Error, Result};
 
-/// Where the last panic was. A prover's panic happens on a thread of its pool, so this is not per thread.
+/// Location of the last panic. Not per thread, because a prover panics on a thread of its pool.
 static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
 
-/// Replaces the standard hook, which would print the panic's message, and a message may quote a witness.
+/// Replaces the standard hook, which prints the panic's message: it may quote a witness.
 pub fn install_hook() {
     panic::set_hook(Box::new(remember));
 }
 
 fn remember(info: &PanicHookInfo<'_>) {
     let place = info.location().map(|location| {
-        // Only the end of the path: the rest is the build machine's business.
+        // Only the end of the path: the rest depends on the build machine.
         let mut parts: Vec<&str> = location.file().rsplit('/').take(3).collect();
         parts.reverse();
         format!("{}:{}", parts.join("/"), location.line())

@@ -1,4 +1,4 @@
-//! The protocol's hashes, and the checks of a share that stand on them.
+//! The protocol's hashes, and the checks of a share that use them.
 
 use ff::{Field, PrimeField};
 
@@ -9,12 +9,12 @@ use crate::poseidon::{poseidon, Begun};
 /// Shares that a vote is split into.
 pub const SHARES: usize = 16;
 
-/// Sets a vote commitment apart from the other leaves of the tree.
+/// Domain separator of vote commitments among the leaves of the tree.
 const DOMAIN_VC: u64 = 1;
-/// Sets a share's nullifier apart from other hashes.
+/// Domain separator of share nullifiers.
 const SHARE_SPEND: &[u8] = b"share spend";
 
-/// What a voter commits to for one share: its blind and its ciphertext.
+/// The commitment to one share: its blind and its ciphertext.
 pub fn share_commitment(blind: Base, c1: &Point, c2: &Point) -> Base {
     poseidon(&[blind, c1.x, c2.x, c1.y, c2.y])
 }
@@ -24,7 +24,7 @@ pub fn shares_hash(share_comms: &[Base; SHARES]) -> Base {
     poseidon(share_comms)
 }
 
-/// The leaf that a cast vote puts into the tree.
+/// The vote commitment: the leaf that a cast vote appends to the tree.
 pub fn vote_commitment(
     round_id: Base,
     shares_hash: Base,
@@ -40,17 +40,17 @@ pub fn vote_commitment(
     ])
 }
 
-/// What a reveal publishes so that a share counts once.
+/// The nullifier of a share, which ensures that the share counts once.
 pub fn share_nullifier(vote_commitment: Base, share_index: u64, blind: Base) -> Base {
     Vote::of(vote_commitment).nullifier(share_index, blind)
 }
 
-/// What all shares of a vote have in common: half of the hashing of each.
+/// Hash state that all shares of a vote have in common: half of the hashing of each.
 #[derive(Clone, Copy)]
 pub struct Vote {
-    /// The leaf that the vote put into the tree.
+    /// The vote commitment.
     pub commitment: Base,
-    /// The beginning of its shares' nullifiers.
+    /// Hash state of the common prefix of its shares' nullifiers.
     nullifiers: Begun,
 }
 
@@ -81,11 +81,11 @@ fn share_spend_tag() -> Base {
 pub struct Share {
     /// The voting round.
     pub round_id: Base,
-    /// Hash of the commitments, as the wallet claims it.
+    /// Hash of the commitments as sent by the wallet, not checked.
     pub shares_hash: Base,
     /// The commitments of all shares of the vote.
     pub share_comms: [Base; SHARES],
-    /// Which of them this share is.
+    /// Index of this share.
     pub share_index: u64,
     /// The proposal voted on.
     pub proposal_id: u64,
@@ -99,16 +99,16 @@ pub struct Share {
     pub c2: Point,
 }
 
-/// What follows from a share that holds together.
+/// The values derived from a valid share.
 pub struct ShareIds {
-    /// The leaf that must stand at the share's position in the tree.
+    /// The expected leaf at the share's position in the tree.
     pub vote_commitment: Base,
     /// The share's nullifier.
     pub nullifier: Base,
 }
 
 impl Share {
-    /// `shares_hash` is the hash of `share_comms`. Two thirds of the work, and the same for all shares of a vote.
+    /// Checks that `shares_hash` is the hash of `share_comms`: two thirds of the work, equal for all shares of a vote.
     pub fn check_shares_hash(&self) -> Result<()> {
         if shares_hash(&self.share_comms) == self.shares_hash {
             Ok(())
@@ -117,7 +117,7 @@ impl Share {
         }
     }
 
-    /// The share's own commitment is the hash of its blind and ciphertext.
+    /// Checks that the share's commitment is the hash of its blind and ciphertext.
     pub fn check_share_comm(&self) -> Result<()> {
         check_share_comm(
             &self.share_comms,
@@ -128,7 +128,7 @@ impl Share {
         )
     }
 
-    /// The vote that it is of, without any check.
+    /// Returns its vote, without any check.
     pub fn vote(&self) -> Vote {
         Vote::of(vote_commitment(
             self.round_id,
@@ -138,7 +138,7 @@ impl Share {
         ))
     }
 
-    /// The ids, by the vote that it is of, without any check.
+    /// Derives the ids from its vote, without any check.
     pub fn ids(&self, vote: &Vote) -> ShareIds {
         ShareIds {
             vote_commitment: vote.commitment,
@@ -146,7 +146,7 @@ impl Share {
         }
     }
 
-    /// Both rules, then the ids.
+    /// Checks both rules, then derives the ids.
     pub fn check(&self) -> Result<ShareIds> {
         self.check_shares_hash()?;
         self.check_share_comm()?;
@@ -154,7 +154,7 @@ impl Share {
     }
 }
 
-/// `share_comms[share_index]` commits to the blind and the ciphertext. The index must be in range.
+/// Checks that `share_comms[share_index]` commits to blind and ciphertext. The index must be in range.
 pub fn check_share_comm(
     share_comms: &[Base; SHARES],
     share_index: u64,

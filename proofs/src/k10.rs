@@ -1,11 +1,11 @@
-//! The circuit of chains from v1.3.0 on: K = 10, on forks of the Zcash crates that come with it.
+//! The circuit of chains since v1.3.0: K = 10, on its forks of the Zcash crates.
 
 use circuits::ff::PrimeField;
 use circuits_k10 as circuits;
 use voting_crypto_deps::halo2_proofs as halo2;
 use voting_crypto_deps::pasta_curves::pallas;
 
-// Warming also builds the commitment tables that its prover works faster with.
+// Warming also builds the commitment tables that speed up its prover.
 crate::circuit::generation!(
     Info {
         name: "k10",

@@ -1,7 +1,7 @@
-//! Share-reveal proofs, hashes, commitment tree and ElGamal of shielded voting: bytes in, bytes out. And what the store
-//! has done natively with the rows and pages of its database.
+//! Share-reveal proofs, hashes, commitment tree and ElGamal of shielded voting, and the store's row checks and page
+//! scans.
 //!
-//! The Python package `proofs` is the only user; its facade documents what each function means.
+//! The Python package `proofs` is the only user and documents each function.
 
 pub mod circuit;
 pub mod elgamal;
@@ -17,6 +17,6 @@ pub mod poseidon;
 pub mod rows;
 pub mod tree;
 
-// Left out of the crate's own tests, which so need no libpython to link with.
+// Excluded from the crate's tests, so that they do not link against libpython.
 #[cfg(not(test))]
 mod binding;

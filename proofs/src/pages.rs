@@ -1,4 +1,4 @@
-//! Pages of a SQLite file: the unused gap of a page, and which pages of a write-ahead log have bytes left in theirs.
+//! Pages of a SQLite file: the unused gap of a page, and pages of a write-ahead log whose gap contains data.
 //!
 //! The formats are SQLite's, <https://www.sqlite.org/fileformat2.html>, sections 1.6 and 4.1.
 
@@ -9,16 +9,16 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes before a log's first frame; they change whenever it is begun anew.
+/// Length of the log's header, which changes whenever the log is restarted.
 pub const LOG_HEADER: usize = 32;
-/// A frame begins with these bytes, the first four being its page's number; the page follows.
+/// Length of a frame's header, whose first four bytes are the page number; the page follows.
 const FRAME_HEADER: usize = 24;
-/// Bytes before the b-tree page that the first page of a file is.
+/// Length of the database header, which precedes the b-tree page in the file's first page.
 const FILE_HEADER: usize = 100;
-/// How much is read at a time: as much as stays in a core's cache until it is looked at.
+/// Bytes per read, so that the data fits into a core's cache.
 const FRAMES_AT_ONCE: u64 = 16;
 
-/// The gap between a b-tree page's cell pointers and its first cell; `None` for any other page, and a damaged one.
+/// The gap between a b-tree page's cell pointers and its first cell. `None` for other pages and damaged ones.
 pub fn gap(page: &[u8], number: u32) -> Option<Range<usize>> {
     let head = if number == 1 { FILE_HEADER } else { 0 };
     let header = page.get(head..head + 8)?;
@@ -36,9 +36,9 @@ pub fn gap(page: &[u8], number: u32) -> Option<Range<usize>> {
     (start <= end && end <= page.len()).then_some(start..end)
 }
 
-/// The pages in some frames of a log, by number: whether the newest copy of each has other bytes than zeros in its gap.
+/// For each page in a range of frames: whether the gap of its newest copy contains non-zero bytes.
 ///
-/// Fails when the file is shorter than that.
+/// Fails if the file is shorter than the range.
 pub fn in_log(path: &Path, frames: Range<u64>, page_size: usize) -> io::Result<HashMap<u32, bool>> {
     let file = File::open(path)?;
     let step = FRAME_HEADER + page_size;

@@ -1,9 +1,9 @@
-//! A posted share, from JSON to its ids in one go: the way of every share that is as it should be.
+//! Fast path for valid shares: parses a posted JSON body and derives its ids.
 //!
-//! What is unusual or wrong in any way is not judged here: the answer is `None`, and the caller's own reader, which
-//! knows every rule and names the field that breaks one, decides. So whatever is read here must be read alike there:
-//! there is no escape in any text, no unknown name but those that wallets are known to send, no number but a plain
-//! integer, no name twice.
+//! For an invalid or unusual body it returns `None`; the caller's own parser, which implements all rules and reports
+//! the invalid field, then decides. Both parsers must agree on every body that is accepted here. Strings with escapes,
+//! unknown names other than those that wallets are known to send, numbers other than plain integers, and repeated names
+//! are therefore left to the caller.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,12 +19,12 @@ use serde_json::value::RawValue;
 use crate::fields::{base, base_array, point, Encoded};
 use crate::hashes::{Share, Vote, SHARES};
 
-/// The bounds of what wallets send; see `helper.ingest.payload`.
+/// Limits of the fields; see `helper.ingest.payload`.
 const MAX_PROPOSAL: u64 = 50;
 const MAX_DECISION: u64 = 7;
 const MAX_POSITION: u64 = (1 << 24) - 1;
 const MAX_TIME: u64 = i64::MAX as u64;
-/// Votes whose commitments were found to have the hash that they name: as many whose shares may come in turns.
+/// Capacity of the cache of votes with checked commitments: votes whose shares arrive interleaved.
 const REMEMBERED: usize = 1 << 14;
 
 #[derive(Deserialize)]
@@ -48,31 +48,31 @@ struct Body<'a> {
     shares_hash: &'a str,
     share_comms: [&'a str; SHARES],
     primary_blind: &'a str,
-    /// Sent by some wallets, and of no meaning.
+    /// Sent by some wallets, ignored.
     #[serde(rename = "all_enc_shares")]
     _all: Option<Vec<Ciphertext<'a>>>,
-    /// Sent by others.
+    /// Sent by other wallets, ignored.
     #[serde(rename = "share_index")]
     _index: Option<u64>,
 }
 
-/// A share whose encodings and hashes are right, as bytes, and what follows from it.
+/// A share with valid encodings and hashes, as bytes, and its derived values.
 pub struct Payload {
     /// The voting round.
     pub round_id: Encoded,
-    /// Which of the vote's shares it is.
+    /// Its index among the vote's shares.
     pub share_index: u64,
     /// The proposal voted on.
     pub proposal_id: u64,
     /// The option voted for.
     pub vote_decision: u64,
-    /// The vote commitment's place in the tree.
+    /// Position of the vote commitment in the tree.
     pub tree_position: u64,
-    /// The unix second of its reveal, 0 for at once.
+    /// Time of its reveal in Unix seconds, 0 for immediately.
     pub submit_at: u64,
     /// Hash of the commitments.
     pub shares_hash: Encoded,
-    /// The commitments, one behind the other.
+    /// The commitments, concatenated.
     pub share_comms: [u8; SHARES * 32],
     /// Blind of this share's commitment.
     pub primary_blind: Encoded,
@@ -80,20 +80,20 @@ pub struct Payload {
     pub c1: Encoded,
     /// Second half of the ciphertext.
     pub c2: Encoded,
-    /// The leaf that must stand at the position.
+    /// The expected leaf at the position.
     pub vote_commitment: Encoded,
     /// The share's nullifier.
     pub nullifier: Encoded,
 }
 
-/// Reads and checks a body; `None` when it is not plainly right.
+/// Parses and checks a body. `None` if it is invalid or unusual.
 pub fn read(body: &[u8]) -> Option<Payload> {
     let lists = body.iter().filter(|&&byte| byte == b'[').count();
     if body.contains(&b'\\') {
         return None;
     }
     let body: Body = serde_json::from_slice(body).ok()?;
-    // serde takes a list of values for an object too
+    // serde also accepts an array in place of an object
     if lists != 1 + usize::from(body._all.is_some()) {
         return None;
     }
@@ -162,18 +162,18 @@ fn fill_in_ids(payload: &mut Payload) -> Option<()> {
     Some(())
 }
 
-/// 32 bytes from standard base64 with its padding, in its one spelling.
+/// Decodes 32 bytes from canonical standard base64 with padding.
 fn from_base64(text: &str) -> Option<Encoded> {
-    // the decoder wants room for whole groups of four characters
+    // the decoder requires space for complete groups of four characters
     let mut room = [0; 33];
     let length = STANDARD.decode_slice(text, &mut room).ok()?;
     let (bytes, _) = room.split_first_chunk()?;
     (length == 32).then_some(*bytes)
 }
 
-/// Reduces a JSON object to the members with these names, each as it is written. Of a repeated name the last one counts.
+/// Reduces a JSON object to the members with these names, unparsed. If a name is repeated, the last member is used.
 ///
-/// What is not an object becomes `null`. The error is the offset at which `body` stops being UTF-8 or JSON.
+/// A document that is not an object becomes `null`. The error is the offset of the first invalid byte.
 pub fn members(body: &[u8], names: &[&str]) -> Result<Vec<u8>, usize> {
     let text = std::str::from_utf8(body).map_err(|error| error.valid_up_to())?;
     let mut reader = serde_json::Deserializer::from_str(text);
@@ -200,12 +200,12 @@ pub fn members(body: &[u8], names: &[&str]) -> Result<Vec<u8>, usize> {
     Ok(reduced)
 }
 
-/// Reads an object's members with these names, in the order of the names; the others are only skipped.
+/// Deserializes an object's members with these names, in the order of the names; skips all others.
 struct Members<'n> {
     names: &'n [&'n str],
 }
 
-/// A name, copied only where it has an escape in it.
+/// A name, copied only if it contains an escape.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -238,7 +238,7 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// The offset of a place in a text that is known by its line and column, both from 1.
+/// Converts line and column (both from 1) to an offset.
 fn offset(text: &[u8], line: usize, column: usize) -> usize {
     let before: usize = text
         .split_inclusive(|&byte| byte == b'\n')
@@ -248,20 +248,20 @@ fn offset(text: &[u8], line: usize, column: usize) -> usize {
     (before + column.saturating_sub(1)).min(text.len())
 }
 
-/// All shares of a vote have the same commitments, whose hash is two thirds of the work, and the same vote commitment,
-/// which with the beginning of their nullifiers is half of the rest: that they were right is remembered by a digest.
+/// Cache of checked votes, by a digest of their commitments. All shares of a vote have the same commitments, whose hash
+/// is two thirds of the work, and the same vote commitment and nullifier prefix, which are half of the rest.
 static VOTES: Mutex<Option<Remembered>> = Mutex::new(None);
 
 type Digest = [u8; 32];
 
-/// Two generations: when the younger is full it becomes the older, and what was the older is forgotten.
+/// Two generations: when the younger one is full, it replaces the older one.
 #[derive(Default)]
 struct Remembered {
     young: HashMap<Digest, Vote>,
     old: HashMap<Digest, Vote>,
 }
 
-/// Of everything that a vote is known by.
+/// Digest of all values that identify a vote.
 fn digest(payload: &Payload) -> Digest {
     let hash = blake2b_simd::Params::new()
         .hash_length(32)

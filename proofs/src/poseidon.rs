@@ -1,9 +1,9 @@
 //! Poseidon (P128Pow5T3, constant length), with the published crate's constants.
 //!
 //! The published crate copies its tables for every hash, raises to the fifth power bit by bit, and multiplies by the
-//! whole matrix in all 56 partial rounds. Here each of these rounds has a sparse matrix and one constant (appendix B
-//! of the Poseidon paper, <https://eprint.iacr.org/2019/458>): half the time, and a tree of 100,000s of leaves and 8
-//! permutations a share make that worth 100 lines.
+//! full matrix in all 56 partial rounds. Here each partial round has a sparse matrix and one constant (appendix B of
+//! the Poseidon paper, <https://eprint.iacr.org/2019/458>), which halves the time of a hash. This matters for trees
+//! with 100,000s of leaves and for the 8 permutations per share.
 
 use std::sync::OnceLock;
 
@@ -32,7 +32,7 @@ struct PartialRound {
 struct Tables {
     before: Vec<State>,
     partial: Vec<PartialRound>,
-    /// What is left of the partial rounds' constants and matrices at their end: added, then multiplied.
+    /// Remaining constants and matrix at the end of the partial rounds: added, then multiplied.
     left_over: State,
     inner: Inner,
     after: Vec<State>,
@@ -69,7 +69,7 @@ fn sparse_rounds(constants: &[State], mds: &Mds<Base, WIDTH>) -> (Vec<PartialRou
     for [first, second, third] in constants {
         let [second, third] = apply(&inverse(&inner), [*second, *third]);
         let others = [carried[1] + second, carried[2] + third];
-        // The matrix of this round, with what the round before left to it: columns 1 and 2 go through `inner`.
+        // The matrix of this round times the remainder of the previous one: columns 1 and 2 go through `inner`.
         let row_of = |row: &State| {
             [
                 row[1] * inner[0][0] + row[2] * inner[1][0],
@@ -101,31 +101,31 @@ fn apply(matrix: &Inner, [a, b]: [Base; 2]) -> [Base; 2] {
     ]
 }
 
-/// The matrices here are parts of an MDS matrix and products of such: all of them can be inverted.
+/// All matrices here are submatrices of an MDS matrix or products of these, and therefore invertible.
 fn inverse(matrix: &Inner) -> Inner {
     let [[a, b], [c, d]] = *matrix;
     let scale = (a * d - b * c).invert().unwrap_or(Base::ZERO);
     [[d * scale, -b * scale], [-c * scale, a * scale]]
 }
 
-/// The hash of any number of elements; their number is part of what is hashed.
+/// The hash of any number of elements; their number is part of the input.
 pub fn poseidon(message: &[Base]) -> Base {
     Begun::new(message.len()).absorb(message).state[0]
 }
 
-/// A hash of which the first elements are in already: worth keeping where many messages begin alike.
+/// Hash state after the first elements, for reuse with messages that have a common prefix.
 #[derive(Clone, Copy)]
 pub struct Begun {
     state: State,
 }
 
 impl Begun {
-    /// Begins the hash of `length` elements with the first two of them.
+    /// Starts the hash of `length` elements with the first two of them.
     pub fn with_pair(length: usize, pair: [Base; RATE]) -> Self {
         Self::new(length).absorb(&pair)
     }
 
-    /// The hash, with all other elements.
+    /// Completes the hash with all other elements.
     pub fn finish(self, rest: &[Base]) -> Base {
         self.absorb(rest).state[0]
     }

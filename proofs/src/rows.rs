@@ -1,14 +1,13 @@
-//! The keyed check at the end of every row of a database: whether its bytes are those that were written.
+//! Keyed check of a database row, stored in the row: detects changed bytes.
 
 use blake2b_simd::Params;
 
 /// Bytes of a check.
 pub const CHECK: usize = 8;
-/// Bytes of the longest key.
+/// Maximum bytes of a key.
 pub const LONGEST_KEY: usize = blake2b_simd::KEYBYTES;
 
-/// The columns of a row, gathered for its check: their kinds, all integers, all lengths, all texts. No two rows make the
-/// same of it.
+/// Injective encoding of a row's columns for its check: types, integers, lengths, texts.
 pub struct Row {
     kinds: Vec<u8>,
     numbers: Vec<u8>,
@@ -19,7 +18,7 @@ pub struct Row {
 }
 
 impl Default for Row {
-    /// Without columns yet, and with room for those of a share.
+    /// Creates an empty encoding with capacity for the columns of a share.
     fn default() -> Self {
         Row {
             kinds: Vec::with_capacity(32),
@@ -33,7 +32,7 @@ impl Default for Row {
 }
 
 impl Row {
-    /// Adds a column without a value.
+    /// Adds NULL.
     pub fn nothing(&mut self) {
         self.kinds.push(b'n');
     }
@@ -58,7 +57,7 @@ impl Row {
         self.texts.extend(value);
     }
 
-    /// Keyed BLAKE2b over all of it; a key has at most `LONGEST_KEY` bytes.
+    /// Keyed BLAKE2b of the encoding; a key has at most `LONGEST_KEY` bytes.
     pub fn check(&self, key: &[u8]) -> [u8; CHECK] {
         let hash = Params::new()
             .hash_length(CHECK)

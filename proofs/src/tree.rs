@@ -1,8 +1,8 @@
-//! The vote commitment tree: append-only, depth 24, kept as one array a level.
+//! The vote commitment tree: append-only, depth 24, stored as one array per level.
 //!
-//! Only *complete* nodes are stored (all leaves below them present), so a stored node never changes and every
-//! past size of the tree can be answered: what is complete at that size is looked up, and the at most one partial
-//! node of each level (the right edge) is hashed on the way up.
+//! Only *complete* nodes are stored (all leaves below them present), so that a stored node never changes. Roots and
+//! paths of every past size can be computed: complete nodes are looked up, and the at most one partial node of each
+//! level (the right edge) is hashed from the leaves up.
 
 use std::sync::OnceLock;
 
@@ -14,9 +14,9 @@ use crate::poseidon::poseidon;
 
 /// Levels between a leaf and the root.
 pub const DEPTH: usize = 24;
-/// Leaves that a full tree has.
+/// Leaves of a full tree.
 pub const CAPACITY: u64 = 1 << DEPTH;
-/// Levels of inner nodes that a stored subtree has.
+/// Levels of inner nodes of a stored subtree.
 const SUBTREE_DEPTH: usize = 10;
 /// Leaves of a subtree.
 pub const SUBTREE_LEAVES: usize = 1 << SUBTREE_DEPTH;
@@ -57,7 +57,7 @@ impl Tree {
         self.levels[0].is_empty()
     }
 
-    /// Adds leaves, amortised one hash each. Their total may not exceed the tree's capacity.
+    /// Appends leaves; amortised one hash each. Fails if the tree's capacity is exceeded.
     pub fn append(&mut self, leaves: &[Base]) -> Result<()> {
         if self.len() + leaves.len() as u64 > CAPACITY {
             return Err(Error::Tree(format!(
@@ -69,7 +69,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Hashes every node that is complete and not there yet.
+    /// Hashes all nodes that became complete.
     fn complete(&mut self) {
         for level in 0..DEPTH {
             let (below, above) = self.levels.split_at_mut(level + 1);
@@ -87,7 +87,7 @@ impl Tree {
         }
     }
 
-    /// Root over the first `size` leaves, everything beyond them empty.
+    /// Root of the tree of the first `size` leaves.
     pub fn root(&self, size: u64) -> Result<Encoded> {
         self.check_size(size)?;
         let mut partial = None;
@@ -128,7 +128,7 @@ impl Tree {
         Ok(path)
     }
 
-    /// The partial node of `level + 1` at a size, from the partial node of `level`; `None` where all is complete.
+    /// The partial node of `level + 1` at a size, from the partial node of `level`. `None` if all nodes are complete.
     fn climb(&self, level: usize, size: u64, partial: Option<Base>) -> Option<Base> {
         let complete = (size >> level) as usize;
         if complete % 2 == 1 {
@@ -155,8 +155,8 @@ impl Tree {
         Ok(bytes)
     }
 
-    /// A tree from its leaves and the subtrees 0..k that were stored of it; what is missing is hashed again.
-    /// The stored nodes are taken at their word: compare the root before relying on it.
+    /// Restores a tree from its leaves and the stored subtrees 0..k; missing nodes are hashed again.
+    /// The stored nodes are not checked: compare the root before use.
     pub fn restore(leaves: Vec<Base>, subtrees: &[u8]) -> Result<Self> {
         if leaves.len() as u64 > CAPACITY {
             return Err(Error::Tree(format!(
@@ -221,7 +221,7 @@ mod tests {
         Fp::from_repr(leaf.to_repr()).unwrap()
     }
 
-    /// Random trees in random blocks: every root, and paths at every block, as the published crate has them.
+    /// Random trees in random blocks: all roots and paths equal those of the published crate.
     #[test]
     fn equals_the_published_tree() {
         let mut rng = StdRng::seed_from_u64(3);
