@@ -1,4 +1,4 @@
-"""What stands around operators' acts in tests: a judge of rounds, and recorded shares with their nullifiers."""
+"""Fixtures for operator actions: a fake round authority, and recorded shares with their nullifiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = float(END - 1000)
 
 @dataclass
 class FakeJudge:
-    """Closes what the test says."""
+    """A fake round authority with rounds closed or frozen by the test."""
 
     closed: set[bytes] = field(default_factory=set)
     odd: dict[bytes, str] = field(default_factory=dict)
@@ -55,18 +55,18 @@ class Desk:
         self.woken += 1
 
     async def open(self) -> None:
-        """With the recorded round known."""
+        """Open the store and add the recorded round."""
         await self.store.open()
         await self.store.save_rounds([make_round()], NOW)
 
 
 def recorded(index: int, **changes: object) -> Share:
-    """A recorded share: its hashes hold."""
+    """A recorded share with valid hashes, unless changed."""
     return parse_share(body(**{**PAYLOADS[index], **changes}))
 
 
 def nullifier_of(share: Share) -> bytes:
-    """As our own hashes give it."""
+    """Compute a share's nullifier."""
     return check_share(proofs, share).nullifier
 
 

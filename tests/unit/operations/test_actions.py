@@ -1,4 +1,4 @@
-"""What operators have done: on record from the first moment, in small pieces, and never what no command may do."""
+"""Operator actions: audit log, batches, refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 
 async def failed(desk: Desk, *numbers: int, stage: str = "proof") -> list[str]:
-    """Shares that failed for good; their names."""
+    """Enqueue and fail shares; returns their references."""
     for number in numbers:
         one = posted(number, round_id=ROUND_ID)
         await desk.store.enqueue(one.share, one.nullifier, now=NOW)
@@ -42,7 +42,7 @@ async def failed(desk: Desk, *numbers: int, stage: str = "proof") -> list[str]:
     return [entry.ref for entry in await desk.store.list_shares(QueueFilter(stage=stage), 99)]
 
 
-async def test_failed_shares_are_retried_and_the_processor_is_woken(desk: Desk) -> None:
+async def test_retry_failed_shares_wakes_dispatcher(desk: Desk) -> None:
     await failed(desk, 1, 2)
     told = await desk.operations.retry(ANN, ANY)
     assert told == {"retried": 2, "closed": 0, "not_failed": 0}
@@ -52,7 +52,7 @@ async def test_failed_shares_are_retried_and_the_processor_is_woken(desk: Desk) 
     assert (act.actor, act.what, act.wanted, act.outcome) == (ANN, "retry", {}, {"retried": 2})
 
 
-async def test_a_rehearsal_tells_the_same_changes_nothing_and_leaves_no_record(desk: Desk) -> None:
+async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(desk: Desk) -> None:
     await failed(desk, 1, 2)
     assert await desk.operations.retry(ANN, ANY, dry=True) == {"retried": 2, "closed": 0, "not_failed": 0}
     assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 2}}
@@ -60,14 +60,14 @@ async def test_a_rehearsal_tells_the_same_changes_nothing_and_leaves_no_record(d
     assert desk.woken == 0
 
 
-async def test_shares_of_a_closed_round_are_refused_by_the_judges_word(desk: Desk) -> None:
+async def test_retry_closed_round_skips_its_shares(desk: Desk) -> None:
     await failed(desk, 1, 2)
     desk.judge.closed.add(ROUND_ID)
     assert await desk.operations.retry(ANN, ANY) == {"retried": 0, "closed": 2, "not_failed": 0}
     assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 2}}
 
 
-async def test_named_shares_are_retried_and_no_record_names_them(desk: Desk) -> None:
+async def test_retry_named_shares_keeps_references_out_of_audit_log(desk: Desk) -> None:
     refs = await failed(desk, *range(3))
     other = posted(9, round_id=ROUND_ID)
     await desk.store.enqueue(other.share, other.nullifier, now=NOW)
@@ -82,22 +82,22 @@ async def test_named_shares_are_retried_and_no_record_names_them(desk: Desk) -> 
 
 
 @pytest.mark.parametrize("ref", ["ffffff", "", "../stats"])
-async def test_a_name_that_is_none_is_refused_before_anything_is_done(desk: Desk, ref: str) -> None:
+async def test_retry_unknown_reference_raises_before_any_change(desk: Desk, ref: str) -> None:
     await failed(desk, 1)
     with pytest.raises(NothingThere):
         await desk.operations.retry(ANN, ANY, [ref])
     assert await desk.operations.acts(5) == []
 
 
-async def test_only_failed_shares_can_be_meant(desk: Desk) -> None:
+async def test_retry_other_state_is_refused(desk: Desk) -> None:
     with pytest.raises(ActionRefused, match="only failed"):
         await desk.operations.retry(ANN, QueueFilter(state=ShareState.RECEIVED))
 
 
-async def test_a_bulk_retry_goes_in_small_pieces_and_wallets_are_answered_between_them(
+async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """20,000 shares: no piece is greater than the bound, and each POST waits for two pieces at most."""
+    """With 20,000 shares, no batch exceeds the limit, and each POST waits for at most two batches."""
     await fill_failed(desk, 20_000)
     pieces: list[int] = []
     retry_failed = SqliteStore.retry_failed
@@ -127,7 +127,7 @@ async def test_a_bulk_retry_goes_in_small_pieces_and_wallets_are_answered_betwee
 
 
 async def fill_failed(desk: Desk, number: int) -> None:
-    """So many failed shares, in one piece."""
+    """Insert a number of failed shares in one transaction."""
 
     def fill(tx: Transaction) -> None:
         for n in range(number):
@@ -138,9 +138,7 @@ async def fill_failed(desk: Desk, number: int) -> None:
     assert await desk.store.fail_unspent(ROUND_ID, note="failed by the test") == number
 
 
-async def test_an_act_that_fails_is_on_record_with_what_it_had_done(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_action_failure_is_recorded_with_partial_counts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     await failed(desk, *range(BATCH_SHARES + 5))
     retry_failed = SqliteStore.retry_failed
 
@@ -156,7 +154,7 @@ async def test_an_act_that_fails_is_on_record_with_what_it_had_done(
     assert act.outcome == {"retried": BATCH_SHARES, "error": "the disk is full"}
 
 
-async def test_the_text_of_a_foreign_error_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_action_foreign_error_records_only_its_type(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     await failed(desk, 1)
 
     async def broken(*_: object, **__: object) -> Counter[str]:
@@ -168,7 +166,7 @@ async def test_the_text_of_a_foreign_error_is_not_kept(desk: Desk, monkeypatch: 
     assert [act.outcome for act in await desk.operations.acts(5)] == [{"error": "RuntimeError"}]
 
 
-async def test_one_act_waits_for_the_other(desk: Desk) -> None:
+async def test_actions_run_one_after_the_other(desk: Desk) -> None:
     await failed(desk, *range(2 * BATCH_SHARES))
     first, second = await asyncio.gather(desk.operations.retry(ANN, ANY), desk.operations.retry(ANN, ANY))
     assert (first["retried"], second["retried"]) == (2 * BATCH_SHARES, 0)
@@ -177,7 +175,7 @@ async def test_one_act_waits_for_the_other(desk: Desk) -> None:
 # ---------------------------------------------------------------------- purges
 
 
-async def test_a_closed_round_is_purged_before_its_time(desk: Desk) -> None:
+async def test_purge_closed_round_deletes_its_data(desk: Desk) -> None:
     await failed(desk, 1, 2)
     await desk.store.apply_block(9, [(ROUND_ID, posted(1, round_id=ROUND_ID).nullifier)], now=NOW)
     desk.judge.closed.add(ROUND_ID)
@@ -196,7 +194,7 @@ async def test_a_closed_round_is_purged_before_its_time(desk: Desk) -> None:
     assert posted(2, round_id=ROUND_ID).share.primary_blind not in desk.path.read_bytes()
 
 
-async def test_a_round_is_purged_by_the_chains_word_only_and_after_its_alert(desk: Desk) -> None:
+async def test_purge_requires_round_closed_by_chain_and_reported(desk: Desk) -> None:
     await failed(desk, 1)
     desk.clock.advance(400 * 86_400)
 
@@ -224,7 +222,7 @@ async def marks(desk: Desk) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("running", [True, False])
-async def test_a_daemon_keeps_what_it_has_in_hand_and_a_file_gives_all(tmp_path: Path, running: bool) -> None:
+async def test_hand_over_leaves_claimed_shares_to_running_daemon(tmp_path: Path, running: bool) -> None:
     desk = Desk(tmp_path / "queue.db", running=running)
     await desk.open()
     share = recorded(0, submit_at=END - 10)
@@ -242,7 +240,7 @@ async def test_a_daemon_keeps_what_it_has_in_hand_and_a_file_gives_all(tmp_path:
     await desk.store.close()
 
 
-async def test_a_copy_is_on_record(desk: Desk) -> None:
+async def test_note_export_adds_audit_entry(desk: Desk) -> None:
     assert await desk.operations.note_export(ANN, QueueFilter(round_id=ROUND_ID, due_before_ms=5000), 2, 7) == {
         "copied": 7
     }

@@ -1,4 +1,4 @@
-"""The archive: all the chain's counted reveals and nothing of whose they are, whole again on the way back."""
+"""Archive of proof bundles: writing, restart, pruned blocks, lookup and tampering."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROGRESS = progress_name(CHAIN)
 
 
 class Blocks:
-    """A chain with two recorded reveals in it, at heights of the test's own."""
+    """A fake chain with two recorded reveals at heights that the test sets."""
 
     def __init__(self, head: int = 2 * PART + 50) -> None:
         self.chain_id: str | None = CHAIN
@@ -79,7 +79,7 @@ class Blocks:
 
 
 class Quick(FakeClock):
-    """Time that passes when it is waited for."""
+    """A clock that advances during sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ async def written() -> MemoryBucket:
     return bucket
 
 
-async def test_a_part_of_the_chain_is_archived_once_all_its_blocks_are_there() -> None:
+async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
     bucket, blocks = MemoryBucket(), Blocks(head=2 * PART - 2)
     one = writer(bucket, blocks)
     assert not await one.step()
@@ -127,7 +127,7 @@ async def test_a_part_of_the_chain_is_archived_once_all_its_blocks_are_there() -
     assert blocks.roots <= 2
 
 
-async def test_it_goes_on_where_the_archive_ends_and_writes_the_same_bytes_again() -> None:
+async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
     bucket, blocks = await written(), Blocks(head=3 * PART - 1)
     before = dict(bucket.objects)
     assert await writer(bucket, blocks).step()
@@ -140,7 +140,7 @@ async def test_it_goes_on_where_the_archive_ends_and_writes_the_same_bytes_again
 
 
 @pytest.mark.parametrize(("next_part", "refused"), [(2**60, True), (4, True), (3, False)])
-async def test_an_archive_that_is_far_ahead_of_the_chain_is_no_archive_of_it(next_part: int, refused: bool) -> None:
+async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, refused: bool) -> None:
     bucket, blocks = MemoryBucket(), Blocks(head=PART + 99)
     await bucket.put(PROGRESS, Progress(chain_id=CHAIN, next_part=next_part).to_bytes())
     one = writer(bucket, blocks)
@@ -153,7 +153,7 @@ async def test_an_archive_that_is_far_ahead_of_the_chain_is_no_archive_of_it(nex
     assert one.facts()["behind"] in ({None} if refused else {0})
 
 
-async def test_of_several_hosts_the_one_that_sends_writes_and_another_goes_on_from_there() -> None:
+async def test_writer_takeover_by_another_host_continues() -> None:
     bucket, blocks, mine = MemoryBucket(), Blocks(head=4 * PART - 1), True
     one = ArchiveWriter(bucket, blocks, rounds=known, circuits=CIRCUITS, clock=Quick(), every=60, mine=lambda: mine)
     assert one.facts() == {"through": 0, "behind": None, "problem": None}
@@ -169,7 +169,7 @@ async def test_of_several_hosts_the_one_that_sends_writes_and_another_goes_on_fr
     assert one.facts() == {"through": 399, "behind": 0, "problem": None}
 
 
-async def test_it_begins_with_the_oldest_round_and_waits_until_it_is_known() -> None:
+async def test_writer_starts_at_oldest_known_round() -> None:
     bucket, blocks = MemoryBucket(), Blocks()
     rounds: list[Round] | None = None
     one = ArchiveWriter(bucket, blocks, rounds=lambda: rounds, circuits=CIRCUITS, clock=Quick(), every=60)
@@ -186,7 +186,7 @@ async def test_it_begins_with_the_oldest_round_and_waits_until_it_is_known() -> 
     assert without_rounds.asked == []
 
 
-async def test_a_write_is_tried_three_times_from_two_seconds_on() -> None:
+async def test_writer_write_failure_is_retried_twice() -> None:
     bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
     bucket.fails = 2
     blocks.there = {105: [FIRST]}
@@ -194,7 +194,7 @@ async def test_a_write_is_tried_three_times_from_two_seconds_on() -> None:
     assert [seconds for seconds in clock.waited if seconds > 1] == [2, 4]
 
 
-async def test_what_fails_for_long_is_left_for_the_next_look_and_goes_on_where_it_was() -> None:
+async def test_writer_long_failure_continues_at_next_check() -> None:
     bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
     bucket.fails = 3
     blocks.there = {105: [FIRST]}
@@ -208,7 +208,7 @@ async def test_what_fails_for_long_is_left_for_the_next_look_and_goes_on_where_i
     assert len(blocks.asked) - asked < 100
 
 
-async def test_a_refusal_is_not_tried_again_at_once() -> None:
+async def test_writer_refused_write_is_not_retried_immediately() -> None:
     class Shut(MemoryBucket):
         async def put(self, name: str, body: bytes) -> None:
             self.asked["put"] += 1
@@ -221,7 +221,7 @@ async def test_a_refusal_is_not_tried_again_at_once() -> None:
     assert bucket.asked["put"] == 1
 
 
-async def test_nothing_that_goes_wrong_ends_it_and_each_trouble_is_told_once() -> None:
+async def test_writer_run_survives_errors_and_logs_each_once() -> None:
     bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
     blocks.away = True
     one = writer(bucket, blocks, clock)
@@ -252,7 +252,7 @@ async def test_nothing_that_goes_wrong_ends_it_and_each_trouble_is_told_once() -
     assert FIRST.tx_hash not in text
 
 
-async def test_a_reveal_of_which_no_bundle_can_be_made_keeps_no_other_away() -> None:
+async def test_writer_invalid_reveal_is_skipped() -> None:
     bucket, blocks = MemoryBucket(), Blocks()
     blocks.root = None
     with capture_logs() as logs:
@@ -262,7 +262,7 @@ async def test_a_reveal_of_which_no_bundle_can_be_made_keeps_no_other_away() -> 
 
 
 @pytest.mark.parametrize("says", [True, False])
-async def test_blocks_that_no_node_has_are_left_out_loudly_once_that_is_certain(says: bool) -> None:
+async def test_writer_pruned_blocks_are_skipped_and_logged(says: bool) -> None:
     bucket, clock, blocks = MemoryBucket(), Quick(), Blocks(head=2 * PART + 50)
     blocks.lowest, blocks.says_lowest, blocks.whole = 150 if says else 103, says, False
     one = writer(bucket, blocks, clock)
@@ -280,7 +280,7 @@ async def test_blocks_that_no_node_has_are_left_out_loudly_once_that_is_certain(
     assert bundle_name(ROUND, SECOND.tx_hash) in bucket.objects
 
 
-async def test_a_long_gap_is_leapt_over() -> None:
+async def test_writer_skips_long_gap() -> None:
     bucket, blocks = MemoryBucket(), Blocks(head=50 * PART)
     blocks.lowest = 40 * PART + 7
     blocks.there = {40 * PART + 20: [FIRST]}
@@ -293,7 +293,7 @@ async def test_a_long_gap_is_leapt_over() -> None:
     assert one.through == 41 * PART - 1
 
 
-async def test_a_node_that_is_away_for_an_hour_holds_the_archive_up_no_longer() -> None:
+async def test_writer_skips_pruned_block_after_node_is_away_one_hour() -> None:
     bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
     blocks.lowest, blocks.whole = 101, False
     one = writer(bucket, blocks, clock)
@@ -307,7 +307,7 @@ async def test_a_node_that_is_away_for_an_hour_holds_the_archive_up_no_longer() 
 # The way back
 
 
-async def test_a_bundle_is_found_by_its_nullifier_with_and_without_its_round() -> None:
+async def test_find_bundle_with_and_without_round() -> None:
     bucket = await written()
     bucket.objects[f"{'00' * 32}/index/{'0' * 12}-{'9' * 12}.jsonl"] = StoredObject(b"", '"x"')
     bucket.objects["elsewhere/x"] = StoredObject(b"", '"x"')
@@ -321,7 +321,7 @@ async def test_a_bundle_is_found_by_its_nullifier_with_and_without_its_round() -
         assert await find_bundle(bucket, CIRCUITS, bytes(32), rounds) is None
 
 
-async def test_what_was_changed_there_is_found_on_the_way_back() -> None:
+async def test_find_bundle_altered_archive_is_refused() -> None:
     name, index = bundle_name(ROUND, FIRST.tx_hash), index_name(ROUND, 1)
     wanted = FIRST.message.nullifier
 
@@ -356,7 +356,7 @@ async def test_what_was_changed_there_is_found_on_the_way_back() -> None:
     await refused(bucket, "invalid line")
 
 
-def test_names_go_by_round_and_transaction_and_sort_by_height() -> None:
+def test_object_names_sort_by_height() -> None:
     assert bundle_name(ROUND, FIRST.tx_hash) == f"{ROUND.hex()}/{FIRST.tx_hash}.zip"
     assert [heights_of(part) for part in (0, 1)] == [range(1, 100), range(100, 200)]
     assert all(height in heights_of(part_of(height)) for height in (1, 99, 100, 12345))
@@ -369,7 +369,7 @@ def test_names_go_by_round_and_transaction_and_sort_by_height() -> None:
     assert progress_name("a/b").count("/") == 1
 
 
-def test_an_index_has_the_same_bytes_in_whatever_order_it_came() -> None:
+def test_write_index_is_independent_of_order() -> None:
     entries = [
         Entry(height=height, transaction=f"{height:064X}", nullifier=f"{height:064x}", sha256="0" * 64)
         for height in range(1, 20)

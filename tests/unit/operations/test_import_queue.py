@@ -1,4 +1,4 @@
-"""Another machine's export: read strictly, checked as a wallet's shares are, taken once."""
+"""Queue import: strict parsing, validation of shares, repeated imports."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 NOTHING_IMPORTED = dict.fromkeys(
     ("taken", "revived", "known", "queued", "failed", "damaged", "spent", "closed", "unknown", "invalid"), 0
 )
-"""The counts of an import of no share."""
+"""The counts of an empty import."""
 
 
 def waiting(index: int, **changes: Any) -> ExportedShare:
-    """A recorded share that waits."""
+    """A recorded share in state received."""
     carried = ExportedShare(
         share=recorded(index, submit_at=END - 100),
         received_ms=int(NOW * 1000),
@@ -58,7 +58,7 @@ def waiting(index: int, **changes: Any) -> ExportedShare:
 
 
 def sent(index: int, **changes: Any) -> ExportedShare:
-    """A recorded share that was sent."""
+    """A recorded share in state broadcast."""
     share = recorded(index)
     message = RevealMessage(
         nullifier=nullifier_of(share),
@@ -80,14 +80,14 @@ def lines(*carried: ExportedShare, chain_id: str | None = "chain-1", shares: int
     return [line.removesuffix(b"\n") for line in (write_head(head), *map(write_line, carried))]
 
 
-def test_a_share_is_read_as_it_was_written() -> None:
+def test_read_line_returns_written_share() -> None:
     for one in (waiting(0), sent(1), waiting(2, state=ShareState.FAILED), waiting(3, history=(), proved_height=None)):
         assert read_line(write_line(one)) == one
     head = Head(chain_id=None, made_at=5, shares=2)
     assert read_head(write_head(head)) == head
 
 
-def test_no_repr_or_error_shows_a_witness() -> None:
+def test_export_repr_and_errors_hide_witness() -> None:
     one = sent(0)
     line = json.loads(write_line(one))
     secrets = [line["share"]["primary_blind"], line["share"]["shares_hash"], line["reveal"]["message"][:64]]
@@ -123,7 +123,7 @@ def test_no_repr_or_error_shows_a_witness() -> None:
         {"reveal": {}},
     ],
 )
-def test_a_line_that_is_none_is_refused(change: dict[str, Any]) -> None:
+def test_read_line_invalid_is_refused(change: dict[str, Any]) -> None:
     line = json.loads(write_line(sent(0)))
     with pytest.raises(ExportFileError):
         read_line(json.dumps({**line, **change}).encode())
@@ -144,7 +144,7 @@ def test_a_line_that_is_none_is_refused(change: dict[str, Any]) -> None:
         {"message": "!!"},
     ],
 )
-def test_a_message_at_odds_with_itself_or_its_share_is_refused(change: dict[str, Any]) -> None:
+def test_read_line_inconsistent_message_is_refused(change: dict[str, Any]) -> None:
     line = json.loads(write_line(sent(0)))
     line["reveal"] |= change
     with pytest.raises(ExportFileError):
@@ -152,14 +152,14 @@ def test_a_message_at_odds_with_itself_or_its_share_is_refused(change: dict[str,
 
 
 @pytest.mark.parametrize("change", [{"proposal_id": 2}, {"vote_decision": 0}, {"enc_share": b"e" * 64}])
-def test_another_shares_message_is_refused(change: dict[str, Any]) -> None:
+def test_read_line_message_of_another_share_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ExportFileError):
         read_line(write_line(sent(0, **change)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 2000), st.binary(max_size=3))
-def test_whatever_a_line_is_it_is_a_share_or_an_error(junk: bytes, cut: int, put: bytes) -> None:
+def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, put: bytes) -> None:
     good = write_line(waiting(0))
     for line in (junk, good[:cut] + put + good[cut + len(put) :]):
         try:
@@ -171,7 +171,7 @@ def test_whatever_a_line_is_it_is_a_share_or_an_error(junk: bytes, cut: int, put
             read_head(head)
 
 
-async def test_shares_are_taken_over_as_they_stood_and_only_once(desk: Desk) -> None:
+async def test_import_keeps_state_and_imports_once(desk: Desk) -> None:
     carried = [waiting(0), sent(1), waiting(2, state=ShareState.FAILED)]
 
     rehearsed = await desk.operations.import_shares(ANN, each(lines(*carried)), dry=True)
@@ -192,7 +192,7 @@ async def test_shares_are_taken_over_as_they_stood_and_only_once(desk: Desk) -> 
     assert [act.what for act in await desk.operations.acts(5)] == ["import", "import"]
 
 
-async def test_take_over_more_left_shares_than_the_limit_counts_all_and_names_the_first(
+async def test_import_many_skipped_shares_lists_first_and_counts_all(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("helper.operations.actions.MAX_LEFT", 2)
@@ -201,7 +201,7 @@ async def test_take_over_more_left_shares_than_the_limit_counts_all_and_names_th
     assert [one.number for one in report.left] == [1, 2]
 
 
-async def test_take_over_moved_shares_wakes_the_dispatcher(desk: Desk) -> None:
+async def test_import_moved_shares_wakes_dispatcher(desk: Desk) -> None:
     await desk.operations.import_shares(ANN, each(lines(waiting(0))))
     rows = sqlite_rows(desk.path, "SELECT id, row_check FROM shares")
     assert await desk.operations.hand_over(ANN, QueueFilter(), 0, rows) == {"moved": 1, "stayed": 0}
@@ -215,7 +215,7 @@ async def test_take_over_moved_shares_wakes_the_dispatcher(desk: Desk) -> None:
     assert (act.what, act.outcome) == ("import", {"taken": 1, "revived": 1})
 
 
-async def test_what_no_wallet_could_have_posted_is_left(desk: Desk) -> None:
+async def test_import_invalid_shares_are_skipped(desk: Desk) -> None:
     wrong = [
         waiting(0, share=replace(recorded(0), primary_blind=recorded(1).primary_blind)),
         waiting(1, share=replace(recorded(1), share_comms=b"\xff" * 512)),
@@ -231,14 +231,14 @@ async def test_what_no_wallet_could_have_posted_is_left(desk: Desk) -> None:
     assert {(one.ref, one.reason) for one in told.left} == {(None, ImportResult.INVALID)}
 
 
-async def test_an_export_of_another_chain_is_refused(desk: Desk) -> None:
+async def test_import_export_of_another_chain_is_refused(desk: Desk) -> None:
     with pytest.raises(ActionRefused, match="chain-2"):
         await desk.operations.import_shares(ANN, each(lines(waiting(0), chain_id="chain-2")))
     assert (await desk.operations.import_shares(ANN, each(lines(waiting(0), chain_id=None)))).counts["taken"] == 1
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-async def test_one_that_is_cut_off_says_so_and_what_came_is_kept(desk: Desk, number: int) -> None:
+async def test_import_truncated_export_keeps_received_shares(desk: Desk, number: int) -> None:
     with pytest.raises(ExportFileError, match=f"2 of {number}" if number else "2 of 0"):
         await desk.operations.import_shares(ANN, each(lines(waiting(0), waiting(1), shares=number)))
     assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 2}}
@@ -249,7 +249,7 @@ async def test_one_that_is_cut_off_says_so_and_what_came_is_kept(desk: Desk, num
         await desk.operations.import_shares(ANN, each([]))
 
 
-async def test_lines_come_out_whole_however_they_come_in() -> None:
+async def test_split_lines_any_chunking_gives_complete_lines() -> None:
     text = b"one\n\ntwo\nthree\n"
     for size in range(1, len(text) + 1):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
