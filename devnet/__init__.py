@@ -1,16 +1,20 @@
-"""An embedded vote chain for trying the helper out: blocks, trees, real proof verification, faults, and wallets.
+"""Embedded vote chain for demos and tests: blocks, trees, real proof verification, fault injection, wallets.
 
-Nothing of the service imports this package. It answers the REST and consensus-RPC calls of the real chain in
-the same shapes, so that everything above it can be exercised without a network. From the inside out:
+The service does not import this package. It serves the REST and consensus RPC calls of the real chain in the same
+format, so that the helper can be tested without a network. From lower to higher layers:
 
-    tx.py  gojson.py            transactions and JSON as the chain writes them                (pure)
-    rounds.py  chain.py         the state machine: transactions in, blocks out                (pure)
-    verifying.py  admission.py  CheckTx: proofs in threads, the cache, the mempool
-    journal.py  producer.py     blocks on disk; blocks on a timer or on demand
-    faults.py  view.py          what can go wrong, and the chain as one node shows it
-    blocks.py  answers.py       encodings;  rest.py  votes.py  cosmos.py  rpc.py  control.py  the routes
-    requestlog.py  gate.py      the log of requests, and the door where faults strike
-    network.py  node.py         the parts put together;  server.py  cli.py  the process
-    ballot.py  casting.py  wallet.py   wallets that really encrypt, and post as patiently as real ones
-    recorded.py                 the recorded round as a state of the chain
+    tx.py  gojson.py                transactions and JSON in the chain's encoding                    (pure)
+    rounds.py  chain.py             state machine: transactions in, blocks out                       (pure)
+    proof_verifier.py  admission.py CheckTx: proof verification in threads, cache, mempool
+    journal.py  producer.py         blocks on disk; block production on a timer or on demand
+    faults.py  node_view.py         fault injection; the chain as served by one node
+    blocks.py  responses.py         encodings of blocks and responses
+    rest.py  votes.py  cosmos.py  rpc.py  control.py    routes
+    requestlog.py  request_gate.py  request log; applies faults to requests
+    network.py  node.py             composition of chain and nodes
+    server.py  cli.py               process and command line
+    ballot.py  vote_submission.py  wallet.py    wallets with real encryption and retry behavior
+    leak_check.py                   finds values in requests that were sent too early
+    recorded.py                     the recorded round as a state of the chain
+    postgres.py                     temporary PostgreSQL cluster
 """

@@ -1,4 +1,4 @@
-"""What happens to a transaction between a node's REST port and a block: CheckTx, the cache and the mempool."""
+"""Admission of transactions: CheckTx, cache and mempool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PENDING_LOG = "tx pending in mempool (duplicate submission)"
 
 
 class Fate(Enum):
-    """What the fault switches have in mind for an accepted reveal."""
+    """What fault injection does with an accepted reveal."""
 
     NORMAL = "normal"
     NEVER = "never included"
@@ -26,7 +26,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A node's answer to a broadcast: code 0 means that CheckTx passed, not that it is on chain."""
+    """A node's response to a broadcast. Code 0 means that CheckTx passed, not that the reveal is in a block."""
 
     hash: bytes
     code: int
@@ -35,14 +35,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A reveal in the mempool, perhaps with another helper's transaction in front of it."""
+    """A reveal in the mempool, possibly preceded by another helper's transaction."""
 
     transactions: tuple[bytes, ...]
     reveal: txs.Reveal
 
 
 class Admission:
-    """CheckTx and mempool of one chain. All of it runs on the event loop, proof checks in threads."""
+    """CheckTx and mempool of one chain. Runs on the event loop, with proof verification in threads."""
 
     def __init__(self, chain: Chain, verifier: Verifier, *, max_reveals: int = 256) -> None:
         self.chain = chain
@@ -62,9 +62,9 @@ class Admission:
         fate: Fate = Fate.NORMAL,
         status: int | None = None,
     ) -> Accepted:
-        """CheckTx as a node at that height makes it, which knows the roots up to height `anchors`.
+        """Run CheckTx as a node at this height that knows the roots up to height `anchors`.
 
-        `status` is what a lying node takes the round's status for (0: it does not know the round).
+        `status` replaces the round's status for a faulty node (0: it does not know the round).
         """
         raw = txs.encode(reveal)
         digest = txs.tx_hash(raw)
@@ -80,7 +80,7 @@ class Admission:
             wrong = await self.verifier.check(digest, reveal, root)
             if wrong is not None:
                 return Accepted(digest, 1, wrong)
-            # Blocks were made while the proof was checked: what held then need not hold now.
+            # Blocks may have been made during the verification: check the state again.
             now = self.chain.height if follows else height
             self.chain.check_reveal(reveal, time=self._time(now), height=now)
         except RefusedError as refused:
@@ -92,17 +92,17 @@ class Admission:
         return Accepted(digest, 0)
 
     def submit_other(self, raw: bytes) -> bytes:
-        """Put a message without a proof (anything but a reveal) into the next block; returns its hash."""
+        """Queue a message without a proof (any but a reveal) for the next block. Returns its hash."""
         self._others.append(raw)
         return txs.tx_hash(raw)
 
     @property
     def has_others(self) -> bool:
-        """Whether anything but reveals waits for the next block."""
+        """Whether messages other than reveals wait for the next block."""
         return bool(self._others)
 
     def select(self) -> list[bytes]:
-        """The next block's transactions; whatever is not taken stays."""
+        """Take the transactions of the next block."""
         others, self._others = self._others, []
         chosen: list[bytes] = []
         taken = 0
@@ -115,7 +115,7 @@ class Admission:
         return others + chosen
 
     def after_block(self, block: Block) -> None:
-        """As CometBFT does after a commit: check what still waits once more, forget what failed."""
+        """Recheck the mempool and drop failed transactions, like CometBFT after a commit."""
         for result in block.results:
             if result.code != 0:
                 self._cache.pop(result.hash, None)
@@ -123,30 +123,30 @@ class Admission:
             round_ = self.chain.rounds.get(reveal.round_id)
             if round_ is None or round_.status != ACTIVE:
                 del self._cache[digest]
-        kept = []
+        valid = []
         for entry in self.waiting:
             try:
                 self.chain.check_reveal(entry.reveal, time=block.time, height=block.height)
-                kept.append(entry)
+                valid.append(entry)
             except RefusedError:
                 self._forget(entry.transactions)
-        self.waiting = kept
+        self.waiting = valid
 
     def remember(self, raw: bytes) -> None:
-        """Put a transaction that was included elsewhere into the cache, as a node that relayed it has it."""
+        """Cache a transaction that another node included, like a node that relayed it."""
         message = txs.decode(raw)
         if isinstance(message, txs.Reveal):
             self._cache[txs.tx_hash(raw)] = message
 
     def _is_duplicate(self, reveal: txs.Reveal) -> bool:
-        """Whether newer chains' filter takes this for a second submission of a waiting share."""
+        """Return whether the duplicate filter of newer chains rejects this reveal."""
         return self.filter_duplicates and any(
             entry.reveal.nullifier == reveal.nullifier and entry.reveal.round_id == reveal.round_id
             for entry in self.waiting
         )
 
     def _admit(self, digest: bytes, raw: bytes, reveal: txs.Reveal, fate: Fate) -> None:
-        """Put a checked reveal where its fate wants it."""
+        """Cache a checked reveal and add it to the mempool according to its fate."""
         self._cache[digest] = reveal
         while len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
@@ -156,17 +156,17 @@ class Admission:
             self.waiting.append(Waiting((txs.same_share_elsewhere(raw), raw), reveal))
 
     def _forget(self, transactions: Iterable[bytes]) -> None:
-        """Take transactions out of the cache: the next submission is checked afresh."""
+        """Remove transactions from the cache, so that the next submission is checked again."""
         for raw in transactions:
             self._cache.pop(txs.tx_hash(raw), None)
 
     def _time(self, height: int) -> int:
-        """The block time that CheckTx compares with: the newest block's of a node at that height."""
+        """The block time that CheckTx uses: that of the newest block of a node at this height."""
         return self.chain.blocks[height - 1].time if height else 0
 
 
 def _check_claim(status: int | None) -> None:
-    """Refuse as a node does that has the round in another status."""
+    """Refuse like a node that has the round in this status."""
     if status == 0:
         raise RefusedError(3, "vote round not found")
     if status is not None and status != ACTIVE:

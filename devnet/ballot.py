@@ -1,7 +1,7 @@
-"""A wallet's arithmetic: a vote split into 16 encrypted shares under one vote commitment. No I/O.
+"""Creates ballots like a wallet: a vote split into 16 encrypted shares under one vote commitment. No I/O.
 
-Everything here is real: the parts are random and sum to the voter's power, each is encrypted under the round's key
-and committed to under a blind of its own, and the commitments hash to the leaf that goes on chain.
+The cryptography is real: the parts are random and sum to the voting power, each is encrypted under the round's key and
+committed to with its own blind, and the commitments hash to the leaf that is appended on chain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARES = 16
 
 @dataclass(frozen=True, slots=True)
 class BallotShare:
-    """One share: its part of the power, ciphertext, blind, and the nullifier that its reveal will publish."""
+    """One share: its part of the voting power, ciphertext, blind and nullifier."""
 
     index: int
     value: int
@@ -44,7 +44,7 @@ class Ballot:
 
 
 def split(weight: int, dice: random.Random) -> list[int]:
-    """16 random non-negative parts that sum to the weight."""
+    """Split the weight into 16 random non-negative parts."""
     cuts = sorted(dice.randint(0, weight) for _ in range(SHARES - 1))
     return [high - low for low, high in zip([0, *cuts], [*cuts, weight], strict=True)]
 
@@ -58,7 +58,7 @@ def seal(
     weight: int,
     dice: random.Random,
 ) -> Ballot:
-    """Encrypt a vote: tens of milliseconds of CPU. `dice` only splits; keys and blinds are the system's."""
+    """Encrypt a vote; takes tens of milliseconds. `dice` only splits; keys and blinds use the system's randomness."""
     parts = split(weight, dice)
     ciphertexts = [proofs.elgamal_encrypt(ea_pk, part) for part in parts]
     blinds = [proofs.random_field() for _ in parts]
@@ -80,7 +80,7 @@ def seal(
 
 
 def post_body(ballot: Ballot, share: BallotShare, position: int, submit_at: int) -> dict[str, Any]:
-    """The body of `POST /shielded-vote/v1/shares` as wallets send it; `submit_at` 0 is left out."""
+    """Build the body of `POST /shielded-vote/v1/shares` like a wallet; `submit_at` 0 is omitted."""
     sealed = [_ciphertext(each) for each in ballot.shares]
     body: dict[str, Any] = {
         "all_enc_shares": sealed,
@@ -99,27 +99,27 @@ def post_body(ballot: Ballot, share: BallotShare, position: int, submit_at: int)
 
 
 def immediate() -> list[int]:
-    """Every share at once."""
+    """Times for revealing every share immediately."""
     return [0] * SHARES
 
 
 def same_second(at: int) -> list[int]:
-    """Every share in the same unix second."""
+    """Times for revealing every share in the same Unix second."""
     return [at] * SHARES
 
 
 def spread(start: float, seconds: float, dice: random.Random) -> list[int]:
-    """Every share at a random second of a window."""
+    """A random second of the window for every share."""
     return [int(start + dice.uniform(0, seconds)) for _ in range(SHARES)]
 
 
 def checked_times(times: Sequence[int]) -> list[int]:
-    """16 times, or ValueError."""
+    """Return the times as a list; raises ValueError unless there are 16."""
     if len(times) != SHARES:
         raise ValueError(f"a vote has {SHARES} shares, got {len(times)} times")
     return list(times)
 
 
 def _ciphertext(share: BallotShare) -> dict[str, Any]:
-    """A share's ciphertext in a body."""
+    """A share's ciphertext in a request body."""
     return {"c1": b64(share.c1), "c2": b64(share.c2), "share_index": share.index}

@@ -1,4 +1,4 @@
-"""Blocks and results as the REST API and the consensus RPC write them (the latter two have integers as strings)."""
+"""JSON encodings of blocks and results for REST API and consensus RPC."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARAMS = {
 
 
 def rfc3339_nano(time_ns: int) -> str:
-    """A time as Go's RFC3339Nano has it: UTC, without trailing zeros."""
+    """Format a time like Go's RFC3339Nano: UTC, without trailing zeros."""
     seconds, fraction = divmod(time_ns, 1_000_000_000)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     digits = f"{fraction:09d}".rstrip("0")
@@ -80,7 +80,7 @@ def tx_result(result: TxResult) -> dict[str, Any]:
 
 
 def tx_events(result: TxResult) -> list[dict[str, Any]]:
-    """A transaction's events; one that failed has none of its module's."""
+    """A transaction's events; none if it failed."""
     if result.code != 0:
         return []
     message = {"action": f"/svote.v1.{result.action}", "module": "v1"}
@@ -107,7 +107,7 @@ def found_tx(result: TxResult) -> dict[str, Any]:
 
 
 def node_info(chain_id: str, channels: str) -> dict[str, Any]:
-    """What a node says about itself; REST and RPC write the id's key and the channels differently."""
+    """Node information. REST and RPC encode the channels differently."""
     return {
         "listen_addr": "tcp://0.0.0.0:26656",
         "network": chain_id,

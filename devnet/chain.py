@@ -1,8 +1,8 @@
-"""The chain's state machine: transactions in, blocks out; no I/O and no clock of its own.
+"""The chain's state machine: transactions in, blocks out. No I/O and no clock.
 
-`Chain.apply` is deterministic: the same transactions at the same heights and times give the same state, which is
-how the journal brings a chain back after a kill. Proofs are checked before a transaction gets here (`admission`),
-everything else is checked both there and here, in the real chain's order.
+`Chain.apply` is deterministic: the same transactions at the same heights and times give the same state. The journal
+uses this to restore a chain after a kill. Proofs are verified before (`admission`); all other checks run both there and
+here, in the real chain's order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 class RefusedError(Exception):
-    """A transaction that the chain does not take: its code and log."""
+    """The chain refuses a transaction, with a code and log."""
 
     def __init__(self, code: int, log: str) -> None:
         super().__init__(log)
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TxResult:
-    """What became of a transaction in its block."""
+    """The result of a transaction in its block."""
 
     tx: bytes
     hash: bytes
@@ -51,7 +51,7 @@ class TxResult:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block with its results; hashes are 32 bytes, `time_ns` unix nanoseconds."""
+    """A block with its results. Hashes are 32 bytes, `time_ns` is in Unix nanoseconds."""
 
     height: int
     time_ns: int
@@ -64,12 +64,12 @@ class Block:
 
     @property
     def time(self) -> int:
-        """The block's time in whole unix seconds, as the chain compares it."""
+        """The block's time in whole Unix seconds, as used in the chain's checks."""
         return self.time_ns // 1_000_000_000
 
 
 class Chain:
-    """All that the chain knows, at its newest block."""
+    """State of the chain at its newest block."""
 
     def __init__(self, chain_id: str) -> None:
         self.chain_id = chain_id
@@ -85,11 +85,15 @@ class Chain:
 
     @property
     def time(self) -> int:
-        """The newest block's time in unix seconds."""
+        """The newest block's time in Unix seconds."""
         return self.blocks[-1].time if self.blocks else 0
 
     def check_reveal(self, reveal: txs.Reveal, *, time: int, height: int) -> Round:
-        """Everything about a reveal but root and proof, in the chain's order; RefusedError, else its round."""
+        """Check a reveal except root and proof, in the real chain's order. Returns its round.
+
+        Raises:
+            RefusedError: a check failed.
+        """
         round_ = self._votable(reveal.round_id, time, height)
         spent_at = round_.nullifiers.get(reveal.nullifier)
         if spent_at is not None and spent_at <= height:
@@ -102,14 +106,14 @@ class Chain:
         return round_
 
     def anchor(self, round_: Round, anchor_height: int, known: int) -> bytes:
-        """The root at an anchor height among those known up to `known`, or RefusedError."""
+        """Return the root at an anchor height up to `known`; raises RefusedError if there is none."""
         block = round_.leaf_block_at(anchor_height)
         if block is None or block.height > known:
             raise RefusedError(1, f"invalid zero-knowledge proof: no commitment tree root at height {anchor_height}")
         return block.root
 
     def apply(self, time_ns: int, transactions: Sequence[bytes], totals: Totals | None = None) -> Block:
-        """Make the next block. `totals` are decryptions done beforehand (else they are done here)."""
+        """Make the next block. `totals` are precomputed decryptions; missing ones are computed here."""
         height, time = self.height + 1, time_ns // 1_000_000_000
         last = self.blocks[-1] if self.blocks else None
         results = tuple(self._deliver(raw, height, time, index) for index, raw in enumerate(transactions))
@@ -130,12 +134,12 @@ class Chain:
         return block
 
     def finalizing(self) -> list[Round]:
-        """The rounds whose tally the next block will publish."""
+        """The rounds whose tally the next block publishes."""
         height = self.height + 1
         return [round_ for round_ in self.rounds.values() if _tally_due(round_, height)]
 
     def _votable(self, round_id: bytes, time: int, height: int) -> Round:
-        """The round, if votes and reveals may enter it at that block time and height."""
+        """Return the round if it accepts votes and reveals at this block time and height, else raise RefusedError."""
         round_ = self.rounds.get(round_id)
         status = round_.status_at(height) if round_ else None
         if round_ is None or status is None:
@@ -148,7 +152,7 @@ class Chain:
         return round_
 
     def _deliver(self, raw: bytes, height: int, time: int, index: int) -> TxResult:
-        """Run one transaction in the block being made."""
+        """Execute one transaction in the new block."""
         code, log, action = 0, "", "MsgCreateVotingSession"
         events: tuple[Event, ...] = ()
         try:
@@ -166,7 +170,7 @@ class Chain:
         return result
 
     def _execute(self, message: txs.Message, height: int, time: int) -> tuple[Event, ...]:
-        """Change the state by one message; returns its events."""
+        """Apply one message to the state. Returns its events."""
         match message:
             case txs.Reveal():
                 round_ = self.check_reveal(message, time=time, height=height)
@@ -196,7 +200,7 @@ class Chain:
                 return (("change_vote_end_time", {"vote_round_id": round_id.hex(), "vote_end_time": str(end)}),)
 
     def _end_block(self, height: int, time: int, totals: Totals) -> list[Event]:
-        """Seal the block's roots and move the rounds on; returns the block's own events."""
+        """Compute the block's roots and advance the rounds. Returns the block events."""
         events: list[Event] = []
         for round_ in self.rounds.values():
             root = round_.seal(height)
@@ -227,7 +231,7 @@ class Chain:
         return events
 
     def _next_status(self, round_: Round, height: int, time: int) -> int:
-        """The round's status after the block of that height and time."""
+        """The round's status after the block of this height and time."""
         if round_.status == PENDING and height >= round_.active_height:
             return ACTIVE
         if round_.status == ACTIVE and (round_.is_ended_early or time >= round_.vote_end_time):
@@ -238,12 +242,12 @@ class Chain:
 
 
 def _tally_due(round_: Round, height: int) -> bool:
-    """Whether the block of that height publishes the round's tally."""
+    """Return whether the block of this height publishes the round's tally."""
     return round_.status == TALLYING and height >= round_.history[-1][0] + round_.tally_blocks
 
 
 def _reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
-    """The attributes of the event of a counted reveal."""
+    """Event attributes of a confirmed reveal."""
     return {
         "vote_round_id": reveal.round_id.hex(),
         "proposal_id": str(reveal.proposal_id),
@@ -253,12 +257,12 @@ def _reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
 
 
 def _results_hash(results: Sequence[TxResult]) -> bytes:
-    """A digest of a block's results; of nothing, the SHA-256 of nothing, as on the real chain."""
+    """A digest of a block's results. Without results it is the SHA-256 of the empty string, as on the real chain."""
     return hashlib.sha256(b"".join(bytes([r.code]) + r.hash for r in results)).digest()
 
 
 def state_figures(chain: Chain) -> dict[str, Any]:
-    """Counts of what the chain holds, for statistics."""
+    """Statistics of the chain's state."""
     rounds = chain.rounds.values()
     return {
         "height": chain.height,

@@ -22,7 +22,7 @@ class Circuit(StrEnum):
 
 
 class Duplicates(StrEnum):
-    """What happens to a second reveal of a share that waits in the mempool."""
+    """Handling of a second reveal of a share in the mempool."""
 
     BOTH = "both"
     FILTER = "filter"
@@ -31,27 +31,27 @@ class Duplicates(StrEnum):
 def devnet(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    rest_port: Annotated[int, typer.Option(help="REST port; 0 takes a free one.")] = 11317,
-    rpc_port: Annotated[int, typer.Option(help="Consensus RPC port; 0 takes a free one.")] = 36657,
-    ready_file: Annotated[Path | None, typer.Option(help="Write the ready line here as well.")] = None,
-    db: Annotated[Path | None, typer.Option(help="Keep the chain in this file; else in memory.")] = None,
-    chain_id: Annotated[str, typer.Option(help="The chain's id.")] = "svote-devnet-1",
-    circuit: Annotated[Circuit, typer.Option(help="Circuit that proofs must be of.")] = Circuit.K10,
+    rest_port: Annotated[int, typer.Option(help="REST port; 0 selects a free one.")] = 11317,
+    rpc_port: Annotated[int, typer.Option(help="Consensus RPC port; 0 selects a free one.")] = 36657,
+    ready_file: Annotated[Path | None, typer.Option(help="Also write the ready line to this file.")] = None,
+    db: Annotated[Path | None, typer.Option(help="Store the chain in this file (default: in memory).")] = None,
+    chain_id: Annotated[str, typer.Option(help="Chain id.")] = "svote-devnet-1",
+    circuit: Annotated[Circuit, typer.Option(help="Circuit that the chain verifies.")] = Circuit.K10,
     version: Annotated[
-        str | None, typer.Option(help="Build version of the nodes, may be empty; else the circuit's.")
+        str | None, typer.Option(help="Build version of the nodes (default: that of the circuit).")
     ] = None,
-    block_seconds: Annotated[float, typer.Option(help="Time between blocks; 0: only on demand.")] = 1.0,
-    clock_offset: Annotated[float, typer.Option(help="Seconds that block times are off.")] = 0.0,
-    max_reveals_per_block: Annotated[int, typer.Option(min=1, help="Most reveals in a block.")] = 256,
-    page_leaves: Annotated[int, typer.Option(min=0, help="Page leaves as newer chains do; 0: no.")] = 0,
-    duplicates: Annotated[Duplicates, typer.Option(help="Second reveals of a share.")] = Duplicates.BOTH,
-    stand_in_proofs: Annotated[bool, typer.Option(help="Accept test proofs as well.")] = False,
-    request_log: Annotated[Path | None, typer.Option(help="Append every request here, as NDJSON.")] = None,
-    extra_nodes: Annotated[int, typer.Option(min=0, max=16, help="More nodes, on the ports behind these.")] = 0,
+    block_seconds: Annotated[float, typer.Option(help="Seconds between blocks; 0: on demand only.")] = 1.0,
+    clock_offset: Annotated[float, typer.Option(help="Offset of block times in seconds.")] = 0.0,
+    max_reveals_per_block: Annotated[int, typer.Option(min=1, help="Maximum number of reveals per block.")] = 256,
+    page_leaves: Annotated[int, typer.Option(min=0, help="Paginate leaves like newer chains; 0: no.")] = 0,
+    duplicates: Annotated[Duplicates, typer.Option(help="Handling of duplicate reveals.")] = Duplicates.BOTH,
+    stand_in_proofs: Annotated[bool, typer.Option(help="Also accept fake proofs.")] = False,
+    request_log: Annotated[Path | None, typer.Option(help="Append all requests to this file, as NDJSON.")] = None,
+    extra_nodes: Annotated[int, typer.Option(min=0, max=16, help="Additional nodes, on the following ports.")] = 0,
     time_scale: Annotated[
-        float, typer.Option(min=1, help="The chain's time goes so many times as fast; block_seconds stay real.")
+        float, typer.Option(min=1, help="Speed of the chain's clock; block_seconds is in real time.")
     ] = 1.0,
-    time_origin: Annotated[float, typer.Option(help="Unix time from which it does.")] = 0.0,
+    time_origin: Annotated[float, typer.Option(help="Unix time from which time_scale applies.")] = 0.0,
 ) -> None:
     """Run an embedded vote chain: blocks, trees, rounds and real proof verification on loopback."""
     options = Options(

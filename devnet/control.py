@@ -1,7 +1,7 @@
-"""The dev chain's own routes, `/devnet/…` on every node's REST port: rounds, votes, blocks, faults, the log.
+"""Control routes of the dev chain, `/devnet/…` on every node's REST port: rounds, votes, blocks, faults, request log.
 
-On a real chain delegations and votes carry proofs of two more circuits. Those are outside this product, so votes
-come in here without them: the leaves they append are all that a helper ever sees of them.
+On a real chain, delegations and votes carry proofs of two more circuits, which are not part of this product. Here they
+have no proofs: a helper only sees the leaves that they append.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _Body(BaseModel):
-    """A request body: unknown fields are refused."""
+    """A request body. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,7 +48,7 @@ class ProposalBody(_Body):
 
 
 class RoundBody(_Body):
-    """A new round. It ends at `vote_end_time` or `seconds` from now; `status` 1 makes it ACTIVE at once, 4 never."""
+    """A new round. It ends at `vote_end_time` or in `seconds`. `status` 1: ACTIVE immediately; 4: always PENDING."""
 
     proposals: list[ProposalBody] | None = None
     vote_end_time: int | None = None
@@ -60,14 +60,14 @@ class RoundBody(_Body):
 
 
 class EndTimeBody(_Body):
-    """Another end of a round that takes votes, in unix seconds."""
+    """A new end time of an active round, in Unix seconds."""
 
     round_id: str
     vote_end_time: int
 
 
 class CastBody(_Body):
-    """A vote: its commitment (hex), or a batch of them under one VAN; wait up to so many seconds for its block."""
+    """A vote: its commitment (hex), or a batch under one VAN. `wait`: maximum seconds to wait for its block."""
 
     round_id: str
     vote_commitment: str | None = None
@@ -76,14 +76,14 @@ class CastBody(_Body):
 
 
 class DelegateBody(_Body):
-    """Random leaves for a round's tree, all in one transaction."""
+    """A number of random leaves to append to a round's tree in one transaction."""
 
     round_id: str
     count: int = Field(1, ge=1, le=1_000_000)
 
 
 class MineBody(_Body):
-    """Blocks to make now: at the clock's time, at `time` (unix seconds), or with the clock moved on for good."""
+    """Blocks to make now: at the clock's time, at `time` (Unix seconds), or after advancing the clock permanently."""
 
     blocks: int = Field(1, ge=1, le=10_000)
     time: float | None = None
@@ -91,13 +91,13 @@ class MineBody(_Body):
 
 
 class EndBody(_Body):
-    """A round that is to end now, whatever its `vote_end_time`."""
+    """A round to end now, before its `vote_end_time`."""
 
     round_id: str
 
 
 class ValidatorBody(_Body):
-    """A validator to put into staking, or to take out."""
+    """A validator to add to staking or to remove."""
 
     operator_address: str
     moniker: str = "validator"
@@ -131,7 +131,7 @@ async def post_round(request: Request) -> Response:
 
 
 async def post_round_end(request: Request) -> Response:
-    """End an ACTIVE round in the next block: its tally begins, and its `vote_end_time` stays as it is."""
+    """End an ACTIVE round in the next block: the tally begins, `vote_end_time` is unchanged."""
     devnet, body = _devnet(request), await _body(request, EndBody)
     digest = devnet.admission.submit_other(encode(EndRound(_element(body.round_id))))
     return answer({"tx_hash": digest.hex().upper()})
@@ -145,12 +145,12 @@ async def post_end_time(request: Request) -> Response:
 
 
 async def post_cast(request: Request) -> Response:
-    """Cast a vote in the next block; answers its hash, and its positions if it was waited for."""
+    """Cast a vote in the next block. Returns its hash, and its positions if it was waited for."""
     devnet, body = _devnet(request), await _body(request, CastBody)
     wanted = [body.vote_commitment] if body.vote_commitment else body.vote_commitments
     commitments = tuple(_element(text) for text in wanted)
     if not commitments:
-        raise error(400, "vote_commitment or vote_commitments is needed")
+        raise error(400, "vote_commitment or vote_commitments is required")
     vote = Cast(_element(body.round_id), proofs.random_field(), commitments)
     digest = devnet.admission.submit_other(encode(vote))
     result = await _wait_for(devnet, digest, body.wait)
@@ -158,7 +158,7 @@ async def post_cast(request: Request) -> Response:
 
 
 async def get_cast(request: Request) -> Response:
-    """Where a cast vote's leaves are; 404 while it is not in a block. `?wait=` waits so many seconds for it."""
+    """Return the positions of a cast vote; 404 until it is in a block. `?wait=` is the maximum wait in seconds."""
     digest = _element(request.path_params["hash"])
     result = await _wait_for(_devnet(request), digest, float(request.query_params.get("wait", 0)))
     if result is None:
@@ -175,7 +175,7 @@ async def post_delegate(request: Request) -> Response:
 
 
 async def post_mine(request: Request) -> Response:
-    """Make blocks now; answers the newest height and time."""
+    """Make blocks now. Returns the newest height and time."""
     devnet, body = _devnet(request), await _body(request, MineBody)
     devnet.producer.offset_seconds += body.advance_seconds
     at = None if body.time is None else int(body.time * 1e9)
@@ -186,7 +186,7 @@ async def post_mine(request: Request) -> Response:
 
 
 async def post_faults(request: Request) -> Response:
-    """Set this node's fault switches; answers all of its rules."""
+    """Set this node's fault switches. Returns all of its rules."""
     devnet, body = _devnet(request), await _body(request, FaultRequest)
     faults: Faults = request.app.state.faults
     faults.apply(body, devnet.chain.height)
@@ -209,7 +209,7 @@ async def get_faults(request: Request) -> Response:
 
 
 async def get_requests(request: Request) -> Response:
-    """The request log of all nodes, oldest first, from behind `after`."""
+    """The request log of all nodes after entry `after`, oldest first."""
     params = request.query_params
     entries = _devnet(request).log.after(int(params.get("after", 0)), int(params.get("limit", 10_000)))
     return answer({"requests": entries})
@@ -233,11 +233,11 @@ async def post_validator(request: Request) -> Response:
 
 
 async def get_voting_config(request: Request) -> Response:
-    """The published voting configuration; 404 while there is none. `?wait=` waits so many seconds for it."""
-    found = await _devnet(request).published.fetch(float(request.query_params.get("wait", 0)))
-    if found is None:
+    """The published voting configuration; 404 if there is none. `?wait=` is the maximum wait in seconds."""
+    config = await _devnet(request).published.fetch(float(request.query_params.get("wait", 0)))
+    if config is None:
         raise error(404, "no voting configuration is published")
-    return answer(found)
+    return answer(config)
 
 
 async def post_voting_config(request: Request) -> Response:
@@ -265,23 +265,22 @@ ROUTES = [
 
 
 def _devnet(request: Request) -> DevNet:
-    """The chain behind a request."""
     devnet = request.app.state.devnet
     assert isinstance(devnet, DevNet)
     return devnet
 
 
 async def _body(request: Request, model: type[T]) -> T:
-    """The body as that model, or 400 saying what is wrong with it."""
+    """Parse the body, or raise 400 with the validation errors."""
     try:
         return model.model_validate_json(await request.body() or b"{}")
-    except ValidationError as wrong:
-        problems = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in wrong.errors()]
+    except ValidationError as failure:
+        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in failure.errors()]
         raise error(400, "; ".join(problems)) from None
 
 
 def _element(text: str) -> bytes:
-    """32 bytes from hex, or 400."""
+    """Decode 32 bytes from hex, or raise 400."""
     try:
         value = bytes.fromhex(text)
     except ValueError:
@@ -292,7 +291,7 @@ def _element(text: str) -> bytes:
 
 
 async def _wait_for(devnet: DevNet, digest: bytes, seconds: float) -> TxResult | None:
-    """Wait until a transaction is in a block, at most so many seconds."""
+    """Wait until a transaction is in a block, for at most `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             while digest not in devnet.chain.transactions:
@@ -303,7 +302,7 @@ async def _wait_for(devnet: DevNet, digest: bytes, seconds: float) -> TxResult |
 
 
 def _cast_json(result: TxResult) -> dict[str, Any]:
-    """A cast vote's fate: height, code, log, and its leaves' positions when it went through."""
+    """Result of a cast vote: height, code, log, and on success the positions of its leaves."""
     shown: dict[str, Any] = {
         "tx_hash": result.hash.hex().upper(),
         "height": result.height,

@@ -1,4 +1,4 @@
-"""The Cosmos SDK's routes that a helper or the admin API asks: health, blocks and validators."""
+"""Cosmos SDK routes used by the helper and the admin API: health, blocks and validators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def get_latest_block(request: Request) -> Response:
 
 
 async def get_block(request: Request) -> Response:
-    """A block by height; 400 for one to come."""
+    """A block by height; 400 for a future height."""
     view = view_of(request)
     text = request.path_params["height"]
     if not text.isascii() or not text.isdigit():
@@ -67,13 +67,13 @@ async def get_validators(request: Request) -> Response:
 
 
 async def get_validator(request: Request) -> Response:
-    """One validator by its operator address, or 404 with gRPC's code 5."""
+    """One validator by its operator address, or 404 with gRPC code 5."""
     devnet: DevNet = request.app.state.devnet
     address = request.path_params["address"]
-    found = devnet.validators.get(address)
-    if found is None:
+    validator = devnet.validators.get(address)
+    if validator is None:
         raise _status(404, 5, f"validator {address} not found")
-    return answer({"validator": found})
+    return answer({"validator": validator})
 
 
 ROUTES = [

@@ -1,7 +1,7 @@
-"""What can go wrong, as switches: for each node, for all of its routes or for some.
+"""Fault injection: switches per node, for all of its routes or for some.
 
-Probabilities are numbers from 0 to 1 (true is 1). `Faults.decide` rolls the dice for one request; the dice are
-seedable. `times` limits how often each probability of a request may strike before it is spent.
+Probabilities are numbers from 0 to 1 (true is 1). `Faults.decide` draws the faults of one request from a seedable
+random generator. `times` limits how often a probabilistic fault occurs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
-# In the order in which they are rolled; the first that strikes decides how the request ends.
+# In the order in which they are drawn; the first fault that occurs decides how the request ends.
 BEFORE = ("refuse", "status_503", "status_502", "status_400", "bad_proof")
 AFTER = ("status_502_after", "drop_reply", "html", "half_json")
 FATES = ("never_include", "include_failed")
@@ -23,7 +23,7 @@ _ANY = "*"
 
 
 class Switches(BaseModel):
-    """One rule's switches. Those left out keep their value."""
+    """The switches of one rule. Omitted switches keep their value."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +52,7 @@ class Switches(BaseModel):
 
 
 class FaultRequest(Switches):
-    """The body of `POST /devnet/faults`: switches, the routes they are for, and what holds for the whole chain."""
+    """The body of `POST /devnet/faults`: switches, their routes, and settings of the whole chain."""
 
     routes: list[str] | None = Field(None, description="route names; left out: every route of this node")
     reset: bool = Field(False, description="first forget the rules for these routes (without routes: all rules)")
@@ -71,7 +71,7 @@ class FaultRequest(Switches):
 
 @dataclass
 class Rule:
-    """The switches set for one route (or all), and what they remember."""
+    """The switches of one route (or all), and their state."""
 
     values: dict[str, Any] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one request."""
+    """The faults of one request."""
 
     ending: str | None = None
     fates: tuple[str, ...] = ()
@@ -97,19 +97,19 @@ class Decision:
 
     @property
     def names(self) -> list[str]:
-        """The faults that struck, for the request log."""
+        """The faults that occurred, for the request log."""
         return [*([self.ending] if self.ending else []), *self.fates]
 
 
 class Faults:
-    """One node's rules."""
+    """The fault rules of one node."""
 
     def __init__(self) -> None:
         self.rules: dict[str, Rule] = {}
         self._dice = random.Random(0)
 
     def apply(self, request: FaultRequest, height: int) -> None:
-        """Set switches; `height` is the chain's newest block, for those that remember where they were set."""
+        """Set switches. `height` is the newest block's, for switches that depend on when they were set."""
         routes = request.routes or [_ANY]
         if request.reset:
             for route in list(self.rules) if request.routes is None else routes:
@@ -136,18 +136,18 @@ class Faults:
                     rule.times[name] = request.times
 
     def shown(self) -> dict[str, Any]:
-        """The rules as they stand."""
+        """The current rules."""
         return {
             route: {**rule.values, **({"times_left": dict(rule.times)} if rule.times else {})}
             for route, rule in self.rules.items()
         }
 
     def decide(self, route: str, newest: int, height_before: Callable[[float], int]) -> Decision:
-        """Roll for one request. `newest` is the chain's height, `height_before(seconds)` its height then."""
+        """Draw the faults of one request. `height_before(seconds)` is the chain's height that long ago."""
         if not self.rules:
             return Decision(height=newest)
         ending = next((name for name in (*BEFORE, *AFTER) if self._strikes(route, name)), None)
-        # A request that ends before it acts has no fate in a block.
+        # A request that ends before it acts is never in a block.
         fates = () if ending in BEFORE else tuple(name for name in FATES if self._strikes(route, name))
         return Decision(
             ending=ending,
@@ -164,7 +164,7 @@ class Faults:
         )
 
     def _rule(self, route: str, name: str) -> Rule | None:
-        """The rule that holds a switch for a route: the route's own before the one for all."""
+        """The rule with this switch: that of the route, else that of all routes."""
         for key in (route, _ANY):
             rule = self.rules.get(key)
             if rule is not None and name in rule.values:
@@ -172,12 +172,11 @@ class Faults:
         return None
 
     def _value(self, route: str, name: str, default: Any) -> Any:
-        """A switch's value for a route."""
         rule = self._rule(route, name)
         return default if rule is None else rule.values[name]
 
     def _strikes(self, route: str, name: str) -> bool:
-        """Roll for one probability, counting it against its rule's limit."""
+        """Draw one probabilistic fault and count it against its limit."""
         rule = self._rule(route, name)
         if rule is None or rule.times.get(name) == 0 or self._dice.random() >= rule.values[name]:
             return False
@@ -186,7 +185,7 @@ class Faults:
         return True
 
     def _height(self, route: str, newest: int, height_before: Callable[[float], int]) -> int:
-        """The height up to which the node serves the chain for this request."""
+        """The height up to which the node serves the chain in this request."""
         height = newest
         frozen = self._rule(route, "freeze_blocks")
         if frozen is not None and frozen.values["freeze_blocks"]:

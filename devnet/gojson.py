@@ -1,6 +1,6 @@
-"""JSON as the chain's Go programs write and read it.
+"""JSON in the style of the chain's Go programs.
 
-Two habits matter to a client: fields with a zero value are left out, and the text of a parse error is Go's.
+Two differences matter to a client: fields with a zero value are omitted, and parse errors have Go's texts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LOOKING_FOR = {
 
 
 class GoJsonError(ValueError):
-    """A body that Go's decoder would refuse; the message is the one that it would give."""
+    """A body that Go's decoder rejects. The text is Go's error message."""
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON with Go's escapes (the HTML characters and the two line separators)."""
+    """Encode compact JSON with Go's escapes (HTML characters and the two line separators)."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for char, escape in _ESCAPED.items():
         text = text.replace(char, escape)
@@ -38,17 +38,17 @@ def dumps(value: Any) -> bytes:
 
 
 def omit_zero(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without those that hold 0, false, an empty string, list or object, or None."""
+    """Remove fields with the value 0, false, None, or an empty string, list or object."""
     return {name: value for name, value in fields.items() if value not in (0, "", None, [], {})}
 
 
 def b64(value: bytes) -> str:
-    """Standard base64, as Go writes a byte slice."""
+    """Encode standard base64, like a byte slice in Go."""
     return base64.b64encode(value).decode("ascii")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request, or GoJsonError with Go's own words for what is wrong with it."""
+    """Parse the JSON object of a request; raises GoJsonError."""
     text = body.decode("utf-8", errors="replace")
     if not text.strip():
         raise GoJsonError("EOF" if not text else "unexpected end of JSON input")
@@ -64,7 +64,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def take_bytes(fields: Mapping[str, Any], name: str) -> bytes:
-    """A base64 field; absent and null are empty, as for a Go byte slice."""
+    """Read a base64 field; absent and null are empty, like a byte slice in Go."""
     value = fields.get(name)
     if value is None:
         return b""
@@ -77,7 +77,7 @@ def take_bytes(fields: Mapping[str, Any], name: str) -> bytes:
 
 
 def take_uint(fields: Mapping[str, Any], name: str, bits: int) -> int:
-    """An unsigned number of that many bits; absent and null are 0."""
+    """Read an unsigned integer of this many bits; absent and null are 0."""
     value = fields.get(name)
     if value is None:
         return 0
@@ -88,13 +88,13 @@ def take_uint(fields: Mapping[str, Any], name: str, bits: int) -> int:
 
 
 def _go_words(error: json.JSONDecodeError, text: str) -> str:
-    """Python's parse error in the words of Go's scanner."""
+    """Translate Python's parse error to the text of Go's scanner."""
     if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
         return "unexpected end of JSON input"
     return f"invalid character '{text[error.pos]}' {_LOOKING_FOR.get(error.msg, error.msg)}"
 
 
 def _go_kind(value: Any) -> str:
-    """What Go's decoder calls a JSON value of another type."""
+    """The name of a JSON type in Go's error messages."""
     kinds = {bool: "bool", str: "string", list: "array", dict: "object", int: "number", float: "number"}
     return kinds.get(type(value), "null")

@@ -1,6 +1,6 @@
-"""The chain on disk: every block's inputs, from which `Chain.apply` makes the same chain again after a kill.
+"""The chain on disk: the inputs of every block, from which `Chain.apply` restores the chain.
 
-The mempool is not kept, as on a real node: what was accepted and not yet in a block is gone after a restart.
+The mempool is not stored, as on a real node: accepted transactions that are not in a block are lost on restart.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CREATE TABLE IF NOT EXISTS transactions (
 
 
 class JournalError(RuntimeError):
-    """The file is not this chain's."""
+    """The file belongs to another chain."""
 
 
 class Journal:
-    """An append-only log of blocks in SQLite; `path` None keeps it in memory."""
+    """An append-only log of blocks in SQLite; in memory if `path` is None."""
 
     def __init__(self, path: Path | None, chain_id: str) -> None:
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
@@ -38,19 +38,19 @@ class Journal:
             self.set("chain_id", chain_id)
         elif known != chain_id:
             self._db.close()
-            raise JournalError(f"{path} holds the chain {known}, not {chain_id}: give another file or chain id")
+            raise JournalError(f"{path} contains chain {known}, not {chain_id}: use another file or chain id")
 
     def get(self, key: str) -> str | None:
-        """A remembered value."""
+        """Return a stored value."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return str(row[0]) if row else None
 
     def set(self, key: str, value: str) -> None:
-        """Remember a value."""
+        """Store a value."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def append(self, height: int, time_ns: int, transactions: Sequence[bytes], totals: Totals) -> None:
-        """Write one block's inputs; they survive a kill of the process from here on."""
+        """Write the inputs of one block. They survive a kill of the process."""
         shown = {
             round_id.hex(): [[proposal, option, total] for (proposal, option), total in values.items()]
             for round_id, values in totals.items()
@@ -62,7 +62,7 @@ class Journal:
         self._db.execute("COMMIT")
 
     def replay(self, chain: Chain) -> None:
-        """Make all recorded blocks again on an empty chain."""
+        """Apply all stored blocks to an empty chain."""
         for height, time_ns, shown in self._db.execute("SELECT * FROM blocks ORDER BY height").fetchall():
             rows = self._db.execute(
                 "SELECT raw FROM transactions WHERE height = ? ORDER BY position", (height,)

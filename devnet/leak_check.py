@@ -1,7 +1,7 @@
-"""What a curious node reads out of requests: whether one names a thing that it should not know yet.
+"""Finds values in requests that a node must not learn yet.
 
-A value counts as named in whatever way it is written, in path, query or body: raw bytes, hex of either case, base64
-(both alphabets, at any offset inside something longer), percent-encoded. A number counts where it stands by itself.
+A value is found in every encoding, in path, query or body: raw bytes, hex of either case, base64 (both alphabets, at
+any offset in longer data), percent-encoding. A number is found as a separate token.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NUMBER = re.compile(rb"(?<![0-9A-Za-z.])[0-9]+(?![0-9A-Za-z.])")
 
 @dataclass(frozen=True, slots=True)
 class Needle:
-    """A thing and the time from which on it may be named.
+    """A value and the time from which on requests may contain it.
 
     Attributes:
-        what: for the report: "nullifier", "position", …
-        value: bytes, or a number (which should be one that no height or page has).
-        not_before: unix seconds; 0: it may be named at any time.
+        what: kind of the value for the report: "nullifier", "position", …
+        value: bytes, or a number that is unlikely to be a height or page.
+        not_before: Unix seconds; 0 for any time.
     """
 
     what: str
@@ -34,14 +34,14 @@ class Needle:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A request that named a thing before its time."""
+    """A request that contained a value too early."""
 
     needle: Needle
     entry: Mapping[str, Any]
 
 
 def named_early(requests: Iterable[Mapping[str, Any]], needles: Sequence[Needle]) -> list[Named]:
-    """Every request of a log that named one of these things before its time."""
+    """Return every request of a log that contained one of these values too early."""
     written: dict[bytes, list[Needle]] = defaultdict(list)
     for needle in needles:
         for form in _forms(needle.value):
@@ -56,14 +56,14 @@ def named_early(requests: Iterable[Mapping[str, Any]], needles: Sequence[Needle]
 
 
 def _texts(entry: Mapping[str, Any]) -> set[bytes]:
-    """Path, query and body as they came, decoded once more, and in lower case for hex."""
-    said = entry["path"].encode("latin-1", "backslashreplace") + b"\n" + entry["body"].encode("latin-1")
-    decoded = unquote_to_bytes(said)
-    return {said, decoded, decoded.lower()}
+    """Path, query and body: raw, percent-decoded, and in lower case for hex."""
+    raw = entry["path"].encode("latin-1", "backslashreplace") + b"\n" + entry["body"].encode("latin-1")
+    decoded = unquote_to_bytes(raw)
+    return {raw, decoded, decoded.lower()}
 
 
 def _pieces(text: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
-    """Everything of these lengths, and every number that stands by itself."""
+    """All substrings of these lengths, and all separate numbers."""
     for length in lengths:
         for start in range(len(text) - length + 1):
             yield text[start : start + length]
@@ -71,12 +71,12 @@ def _pieces(text: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
 
 
 def _forms(value: bytes | int) -> list[bytes]:
-    """The ways in which a value may be written."""
+    """All encodings of a value."""
     if isinstance(value, int):
         return [str(value).encode()]
     forms = [value, value.hex().encode()]
     for offset in range(3):
-        # Of base64 at an offset, the characters that hold only bits of the value.
+        # Only the base64 characters that contain no bits of the surrounding data.
         text = base64.b64encode(bytes(offset) + value)
         inner = text[-(-offset * 8 // 6) : (offset + len(value)) * 8 // 6]
         forms += [inner, inner.replace(b"+", b"-").replace(b"/", b"_")]

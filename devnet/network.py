@@ -1,4 +1,4 @@
-"""The parts of a dev chain put together, without any port: state, mempool, journal, block maker, request log."""
+"""Composition of a dev chain without ports: state, mempool, journal, block producer, request log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSIONS = {"k10": "v1.3.0", "k11": "v1.2.0"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a dev chain is set up; see `devnet.cli` for what each means."""
+    """Options of a dev chain; see `devnet.cli` for descriptions."""
 
     chain_id: str = "svote-devnet-1"
     circuit: str = "k10"
@@ -46,26 +46,26 @@ class Options:
 
 
 def machine_clock(scale: float, origin: float) -> Callable[[], int]:
-    """The machine's time in unix nanoseconds, or one that goes `scale` times as fast since `origin` (unix seconds)."""
+    """Return a clock in Unix nanoseconds that runs `scale` times as fast since `origin` (Unix seconds)."""
     if scale == 1:
         return time.time_ns
     return lambda: int((origin + (time.time() - origin) * scale) * 1e9)
 
 
 class Published:
-    """The voting configuration as it would be published on the web, for helpers that proxy it."""
+    """The published voting configuration, for helpers that proxy it."""
 
     def __init__(self) -> None:
         self._config: dict[str, Any] | None = None
         self._changed = asyncio.Event()
 
     def publish(self, config: dict[str, Any]) -> None:
-        """Put it in the last one's place."""
+        """Replace the published configuration."""
         self._config = config
         self._changed.set()
 
     async def fetch(self, patience: float) -> dict[str, Any] | None:
-        """The newest, waited for so many seconds if there is none yet."""
+        """Return the configuration, waiting for at most `patience` seconds for the first one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._changed.wait()
@@ -73,7 +73,7 @@ class Published:
 
 
 class DevNet:
-    """One chain and everything that its nodes share."""
+    """One chain and the state that its nodes share."""
 
     def __init__(self, options: Options, *, now_ns: Callable[[], int] | None = None) -> None:
         self.options = options
@@ -93,7 +93,7 @@ class DevNet:
         self._timer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bring the journal's chain back, warm the verifier, make the first block, and keep making them."""
+        """Restore the chain from the journal, warm the verifier, make a block, and start the block timer."""
         self.journal.replay(self.chain)
         if not self.options.stand_in:
             await self.verifier.warm()
@@ -114,7 +114,7 @@ class DevNet:
         self.log.close()
 
     def height_before(self, seconds: float) -> int:
-        """The chain's height so many seconds ago (at least 1)."""
+        """The chain's height this many seconds ago (at least 1)."""
         then = self.producer.now_ns() - int(seconds * 1e9)
         return max(1, bisect_right(self.chain.blocks, then, key=lambda block: block.time_ns))
 
@@ -124,12 +124,12 @@ class DevNet:
         self.journal.set("validators", json.dumps(self.validators))
 
     def remove_validator(self, address: str) -> None:
-        """Take a validator out of staking."""
+        """Remove a validator from staking."""
         self.validators.pop(address, None)
         self.journal.set("validators", json.dumps(self.validators))
 
     def stats(self) -> dict[str, Any]:
-        """CPU seconds of this process and of its proof checks, and what the chain holds."""
+        """CPU seconds of the process and of proof verification, and statistics of the chain."""
         return {
             "cpu_seconds": time.process_time(),
             "verify_cpu_seconds": self.verifier.cpu_seconds,

@@ -1,4 +1,4 @@
-"""The nodes of a dev chain as ASGI applications: a REST port and an RPC port each, behind a gate of their own."""
+"""Nodes of a dev chain as ASGI applications: a REST port and an RPC port each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COSMOS = ("syncing", "blocks", "node_info", "validators")
 
 
 class Node:
-    """One node: all nodes share the chain, each has its own faults."""
+    """One node. All nodes share the chain; each has its own faults."""
 
     def __init__(self, devnet: DevNet, name: str) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class Node:
         self.rpc = self._port(devnet, "rpc", rpc.ROUTES)
 
     def _port(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
-        """One port's application."""
+        """Create the application of one port."""
         app = Starlette(routes=routes, exception_handlers={AnsweredError: on_answered})
         app.state.devnet = devnet
         app.state.faults = self.faults

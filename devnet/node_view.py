@@ -1,4 +1,4 @@
-"""The chain as one node shows it in one request: up to a height, and with whatever lies its faults tell."""
+"""The chain as served by one node in one request: up to a height, and with injected faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from devnet.rounds import LeafBlock, Round
 
 
 class View:
-    """Reading access for the routes."""
+    """Read access to the chain for the routes."""
 
     def __init__(self, chain: Chain, decision: Decision) -> None:
         self.chain = chain
@@ -20,11 +20,11 @@ class View:
 
     @property
     def anchors(self) -> int:
-        """The height up to which this node knows roots when it checks a broadcast."""
+        """The height up to which this node knows roots in CheckTx."""
         return self.height - self.decision.anchor_unknown
 
     def block(self, height: int) -> Block | None:
-        """A block, None for a height to come."""
+        """A block, None for a future height."""
         return self.chain.blocks[height - 1] if 1 <= height <= self.height else None
 
     def latest(self) -> Block:
@@ -32,7 +32,7 @@ class View:
         return self.chain.blocks[self.height - 1]
 
     def status(self, round_: Round) -> int | None:
-        """A round's status here; None (or 0 by a fault) where it does not exist."""
+        """A round's status on this node; None if the node does not know it."""
         known = round_.status_at(self.height)
         if known is not None and self.decision.round_status is not None:
             return self.decision.round_status or None
@@ -46,17 +46,17 @@ class View:
 
     def rounds(self) -> list[tuple[Round, int]]:
         """All rounds, oldest first."""
-        found = [(round_, self.status(round_)) for round_ in self.chain.rounds.values()]
-        return [(round_, status) for round_, status in found if status is not None]
+        rounds = [(round_, self.status(round_)) for round_ in self.chain.rounds.values()]
+        return [(round_, status) for round_, status in rounds if status is not None]
 
     def leaf_blocks(self, round_id: bytes, first: int, last: int) -> list[LeafBlock]:
-        """The blocks of a round that appended leaves, within heights."""
+        """The blocks in a range of heights that appended leaves to a round."""
         found = self.round(round_id)
         blocks = found[0].leaf_blocks if found else []
         return [block for block in blocks if first <= block.height <= min(last, self.height)]
 
     def root(self, block: LeafBlock) -> bytes:
-        """A block's root as this node serves it."""
+        """A block's root as served by this node."""
         if not self.decision.wrong_root:
             return block.root
         wrong = bytearray(hashlib.sha256(b"wrong" + block.root).digest())
@@ -70,11 +70,11 @@ class View:
         return None if hidden else result
 
     def reveals(self, round_id: bytes) -> list[TxResult]:
-        """The counted reveals of a round, in the chain's order."""
+        """The confirmed reveals of a round, in the chain's order."""
         return [result for result in self.chain.reveals.get(round_id, []) if result.height <= self.height]
 
     def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        """Whether a nullifier is spent."""
+        """Return whether a nullifier is spent."""
         round_ = self.chain.rounds.get(round_id)
         at = round_.nullifiers.get(nullifier) if round_ else None
         return at is not None and at <= self.height

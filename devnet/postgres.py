@@ -1,7 +1,4 @@
-"""A PostgreSQL cluster of its own: unprivileged, on a socket in a folder of its own, forgetting nothing.
-
-For the demonstration and the tests, where nothing is to be set up before and nothing to be left behind.
-"""
+"""Temporary PostgreSQL cluster for demo and tests: unprivileged, on a socket in a temporary folder, with fsync."""
 
 from __future__ import annotations
 
@@ -17,27 +14,27 @@ from pathlib import Path
 from typing import Final
 
 OLDEST: Final = 15
-"""The oldest version that the store works on."""
+"""The oldest version that the store supports."""
 START_SECONDS: Final = 60.0
-"""How long a server may take until it answers, or to end."""
+"""Timeout in seconds for starting and stopping the server."""
 
 
 class ClusterError(RuntimeError):
-    """There is no server on this machine, or it did not start; the message has the end of its log."""
+    """PostgreSQL is not installed, or the server did not start. The text contains the end of its log."""
 
 
 def binaries() -> Path | None:
-    """Where the server's programs are, as Debian has them or on the path; None where there is no server."""
-    versions = (path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdecimal())
-    found = sorted((path for path in versions if (path / "initdb").exists()), key=lambda path: int(path.parent.name))
-    if found and int(found[-1].parent.name) >= OLDEST:
-        return found[-1]
+    """Return the folder of the server's programs (Debian's or from PATH), None if there is none."""
+    folders = (path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdecimal())
+    installed = sorted((path for path in folders if (path / "initdb").exists()), key=lambda path: int(path.parent.name))
+    if installed and int(installed[-1].parent.name) >= OLDEST:
+        return installed[-1]
     program = shutil.which("initdb")
     return None if program is None else Path(program).resolve().parent
 
 
-def _whoever() -> str | None:
-    """Whose the server is to be: root it refuses."""
+def _server_user() -> str | None:
+    """The user for the server if this process is root, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -47,28 +44,28 @@ def _whoever() -> str | None:
 
 
 class Cluster:
-    """One cluster, from `start` to `remove`; its folder goes with it.
+    """A cluster from `start` to `remove`, which also deletes its folder.
 
     Args:
-        user: who owns the database; whoever gets into the folder may connect.
-        patience: seconds that the server may take to answer, and to end.
+        user: owner of the database. Anyone with access to the folder can connect.
+        patience: timeout in seconds for starting and stopping the server.
 
     Attributes:
-        folder: data and socket.
+        folder: contains data and socket.
 
     Raises:
-        ClusterError: there is no PostgreSQL here.
+        ClusterError: PostgreSQL is not installed.
     """
 
     def __init__(self, user: str, *, patience: float = START_SECONDS) -> None:
         programs = binaries()
         if programs is None:
-            raise ClusterError(f"there is no PostgreSQL {OLDEST} or newer on this machine (initdb was not found)")
+            raise ClusterError(f"PostgreSQL {OLDEST} or newer is not installed (initdb not found)")
         self._programs = programs
         self._name = user
         self._patience = patience
-        self._user = _whoever()
-        # A socket's path is short, and the server's user must get there: no folder of somebody else's.
+        self._user = _server_user()
+        # The socket's path must be short, and the server's user must be able to access it.
         self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
         if self._user is not None:
             shutil.chown(self.folder, self._user)
@@ -76,27 +73,27 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """What a store connects to."""
+        """The connection URL."""
         return f"postgresql://{self._name}@/postgres?host={self.folder}"
 
     @property
     def data(self) -> Path:
-        """The server's data."""
+        """The server's data folder."""
         return self.folder / "data"
 
     def start(self) -> None:
-        """Make the cluster if there is none, start it and wait until it answers.
+        """Create the cluster if it does not exist, start the server and wait until it accepts connections.
 
         Raises:
-            ClusterError: it does not.
+            ClusterError: the server did not start in time.
         """
         if not self.data.exists():
             make = ["--auth=trust", f"--username={self._name}", "--encoding=UTF8", "--no-locale", "--no-sync"]
             made = self.run("initdb", *make, "--pgdata", str(self.data))
             if made.returncode != 0:
-                raise ClusterError(f"no cluster could be made:\n{made.stderr.decode(errors='replace').strip()}")
+                raise ClusterError(f"initdb failed:\n{made.stderr.decode(errors='replace').strip()}")
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - the server, where its package has it
+            self._process = subprocess.Popen(  # noqa: S603 - an installed program
                 [
                     str(self._programs / "postgres"),
                     *("-D", str(self.data), "-k", str(self.folder), "-c", "listen_addresses="),
@@ -110,23 +107,23 @@ class Cluster:
         deadline = time.monotonic() + self._patience
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ClusterError(f"the server does not answer:\n{self._log_end()}")
+                raise ClusterError(f"the server did not start:\n{self._log_end()}")
             time.sleep(0.02)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End the server: SIGINT disconnects whoever is there, SIGQUIT is a crash."""
+        """Stop the server. SIGINT disconnects all clients; SIGQUIT simulates a crash."""
         if self._process is not None:
             process, self._process = self._process, None
             process.send_signal(how)
             process.wait(self._patience)
 
     def remove(self) -> None:
-        """End the server and delete its folder."""
+        """Stop the server and delete its folder."""
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder)
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        """Run one of the server's programs to its end, as the server's user."""
+        """Run one of PostgreSQL's programs as the server's user."""
         command = [str(self._programs / program), *arguments]
         return subprocess.run(  # noqa: S603 - as above
             command, check=False, capture_output=True, user=self._user, cwd=self.folder

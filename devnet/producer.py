@@ -1,4 +1,4 @@
-"""Making blocks: on a timer or on demand, at the time of a clock that can be set wrong."""
+"""Block production, on a timer or on demand, with an adjustable clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from devnet.journal import Journal
 
 
 class Producer:
-    """Makes the chain's blocks. `offset_seconds` moves the blocks' times away from the machine's clock."""
+    """Produces the chain's blocks. `offset_seconds` is the difference of block times to the system clock."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Producer:
         self._made = asyncio.Event()
 
     def now_ns(self) -> int:
-        """The chain's own time in unix nanoseconds."""
+        """The chain's time in Unix nanoseconds."""
         return self._now_ns() + int(self.offset_seconds * 1e9)
 
     async def mine(self, *, time_ns: int | None = None) -> Block:
-        """Make one block now, at the clock's time or the one given."""
+        """Produce one block now, at the clock's time or the given time."""
         async with self._lock:
             totals: Totals = {}
             for round_ in self.chain.finalizing():
@@ -51,7 +51,7 @@ class Producer:
         return block
 
     async def run(self, block_seconds: float) -> None:
-        """Make a block every so many seconds, for ever; the pace does not drift with the work."""
+        """Produce a block every `block_seconds` until cancelled. The schedule does not drift."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -61,5 +61,5 @@ class Producer:
                 await self.mine()
 
     async def next_block(self) -> None:
-        """Wait until another block is made."""
+        """Wait until the next block is produced."""
         await self._made.wait()

@@ -1,4 +1,4 @@
-"""Proof checks as a node's CheckTx makes them: in threads, once for each transaction, remembered by its hash."""
+"""Proof verification of CheckTx: in threads, once per transaction, cached by its hash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def statement_of(reveal: txs.Reveal, root: bytes) -> proofs.Statement:
 
 
 class Verifier:
-    """Checks reveals' proofs for one chain; `circuit` may be changed while it runs, as a chain upgrade would."""
+    """Verifies the proofs of reveals. `circuit` can be changed at run time, like in a chain upgrade."""
 
     def __init__(self, circuit: str, *, stand_in: bool = False, threads: int = 2) -> None:
         self.circuit = circuit
@@ -44,11 +44,11 @@ class Verifier:
         self._verdicts: OrderedDict[tuple[str, bytes], asyncio.Future[str | None]] = OrderedDict()
 
     async def warm(self) -> None:
-        """Make the verifying key before the first proof comes."""
+        """Generate the verifying key before the first proof arrives."""
         await asyncio.get_running_loop().run_in_executor(self._threads, proofs.warm, self.circuit)
 
     async def check(self, digest: bytes, reveal: txs.Reveal, root: bytes) -> str | None:
-        """None when the proof holds, else the chain's words for why not."""
+        """Return None if the proof is valid, else the chain's error text."""
         key = (self.circuit, digest)
         known = self._verdicts.get(key)
         if known is None:
@@ -60,11 +60,11 @@ class Verifier:
         return await asyncio.shield(known)
 
     def close(self) -> None:
-        """Let the threads go; checks that wait are dropped."""
+        """Stop the threads and cancel waiting verifications."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _verify(self, circuit: str, reveal: txs.Reveal, root: bytes) -> str | None:
-        """One check, in a worker thread."""
+        """Verify one proof, in a worker thread."""
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
             statement = statement_of(reveal, root)

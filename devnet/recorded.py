@@ -1,8 +1,8 @@
-"""The recorded round as a state of the dev chain, block by block, so that its exchanges can be asked again.
+"""Replays the recorded round on a dev chain, block by block, so that its exchanges can be repeated.
 
-The blocks between the recorded ones are empty, at times in between; what the recording does not hold (the other
-validators' messages, hashes of other blocks) is made up as for any dev chain. Nothing here checks proofs: what the
-real chain had in its blocks goes straight in.
+Blocks between the recorded ones are empty, with interpolated times. Data that the recording lacks (messages of other
+validators, hashes of other blocks) is generated as for any dev chain. Proofs are not verified: the recorded
+transactions are included directly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from devnet.network import DevNet, Options
 from devnet.tx import Cast, Delegation, NewRound, Reveal, encode
 
 CREATED, ACTIVE_AT, ALL_REVEALED, CLOSED, NEWEST = 55, 57, 118, 463, 1283
-# Heights of which the time is known; the others lie between on a straight line.
+# Heights with a recorded time; other times are interpolated.
 _TIMES = (
     (1, 1795267877_526504605),
     (55, 1795267930_500000000),
@@ -29,12 +29,12 @@ _TIMES = (
 
 
 def recorded_rows(directory: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of one of the recording's .jsonl files."""
+    """Read one of the recording's .jsonl files."""
     return [json.loads(line) for line in (directory / name).read_text().splitlines()]
 
 
 def reveal_of(request: dict[str, Any]) -> Reveal:
-    """The reveal of a recorded REST body."""
+    """Decode the reveal in a recorded REST body."""
     decode = base64.b64decode
     return Reveal(
         nullifier=decode(request["share_nullifier"]),
@@ -48,7 +48,7 @@ def reveal_of(request: dict[str, Any]) -> Reveal:
 
 
 class RecordedRound:
-    """A dev chain that grows through the recording; `advance` takes it to a height."""
+    """A dev chain that replays the recording up to a height."""
 
     def __init__(self, directory: Path, *, version: str = "") -> None:
         options = Options(chain_id="svote-1", circuit="k11", version=version, block_seconds=0)
@@ -60,7 +60,7 @@ class RecordedRound:
         self._reveals = {raw for height in (106, 107, 117, 118) for raw in self._blocks.get(height, [])}
 
     async def advance(self, height: int) -> None:
-        """Make blocks up to a height."""
+        """Produce blocks up to a height."""
         for next_height in range(self.devnet.chain.height + 1, height + 1):
             for raw in self._blocks.get(next_height, []):
                 self.devnet.admission.submit_other(raw)
@@ -69,12 +69,12 @@ class RecordedRound:
             await self.devnet.producer.mine(time_ns=_time_at(next_height))
 
     async def close(self) -> None:
-        """Let the chain go."""
+        """Close the chain."""
         await self.devnet.close()
 
 
 def _transactions(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> dict[int, list[bytes]]:
-    """The transactions of each height."""
+    """The recorded transactions by height."""
     closed = exchanges["round, finalized"]["round"]
     blocks: dict[int, list[bytes]] = {CREATED: [encode(NewRound(_round_fields(closed, exchanges)))]}
     round_id = base64.b64decode(closed["vote_round_id"])
@@ -89,7 +89,7 @@ def _transactions(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> d
 
 
 def _round_fields(shown: dict[str, Any], exchanges: dict[str, Any]) -> dict[str, Any]:
-    """The round's creation, with the values that only its own validator could make."""
+    """The fields of the round's creation, with the values that only its validator could create."""
     totals = [
         [row["proposal_id"], row["vote_decision"], row["total_value"]] for row in exchanges["tally results"]["results"]
     ]
@@ -113,7 +113,7 @@ def _round_fields(shown: dict[str, Any], exchanges: dict[str, Any]) -> dict[str,
 
 
 def _time_at(height: int) -> int:
-    """A block's time in unix nanoseconds."""
+    """A block's time in Unix nanoseconds."""
     for (low, start), (high, end) in pairwise(_TIMES):
         if height <= high:
             return start + (end - start) * (height - low) // (high - low)

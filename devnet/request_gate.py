@@ -1,7 +1,7 @@
-"""The door of a node's port: every request is logged and meets the node's faults here.
+"""ASGI middleware of a node's port: logs every request and applies the node's faults.
 
-An ASGI wrapper. The routes behind it find their `View` in `scope["state"]["view"]`; when a connection has to be
-cut, the server's protocol has put its `abort` beside it (in-process clients see httpx's error instead).
+The routes read their `View` from `scope["state"]["view"]`. To abort a connection, the middleware calls `abort` in the
+same state, which the server's protocol sets; in-process clients get an httpx error instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HTML_TYPE = [(b"content-type", b"text/html; charset=utf-8")]
 
 
 class Answer:
-    """An answer held back until its fate is known."""
+    """A buffered response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -49,12 +49,12 @@ class Answer:
             self.body += message.get("body", b"")
 
     def replace(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Answer something else."""
+        """Replace the response."""
         self.status, self.body, self.headers = status, body, headers
 
 
 class Gate:
-    """Wraps one port of one node. `route_of(path)` names the route for the fault rules and the log."""
+    """Middleware of one port of one node. `route_of(path)` returns the route's name in fault rules and log."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Gate:
         self._now_ns = now_ns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Handle one request."""
         if scope["type"] != "http" or scope["path"].startswith("/devnet/"):
             await self._app(scope, receive, send)
             return
@@ -113,7 +113,7 @@ class Gate:
             )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, body: bytes, decision: Decision) -> int | None:
-        """Act and answer as decided; returns the status that went out, None if the connection was cut."""
+        """Handle a request with its faults. Returns the status sent, None if the connection was aborted."""
         state = scope.setdefault("state", {})
         if decision.latency_ms:
             await asyncio.sleep(decision.latency_ms / 1000)
@@ -149,7 +149,7 @@ class Gate:
 
 
 async def _read(receive: Receive) -> bytes:
-    """The whole request body."""
+    """Read the request body."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -161,7 +161,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 def _replay(body: bytes) -> Receive:
-    """A receive channel that gives the body once more; it never says that the client went away."""
+    """A receive channel that returns the body again and never reports a disconnect."""
     sent = False
 
     async def receive() -> Message:
@@ -175,19 +175,19 @@ def _replay(body: bytes) -> Receive:
 
 
 async def _cut(state: dict[str, Any], error: Exception) -> None:
-    """Close the connection without an answer."""
+    """Close the connection without a response."""
     abort = state.get("abort")
     if abort is None:
         raise error
     abort()
-    # The server's protocol hears of the closed connection on the next turns of the loop; returning before that
-    # would make it complain about a missing answer.
+    # The server's protocol sees the closed connection in the next iterations of the event loop. If the application
+    # returned earlier, the server would log a missing response.
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 async def _trickle(body: bytes, receive: Receive, send: Send, seconds: float) -> None:
-    """Send a byte at a time, until the client has enough of it."""
+    """Send one byte at a time until the client disconnects."""
     gone = asyncio.ensure_future(receive())
     try:
         for index in range(len(body)):
@@ -201,13 +201,13 @@ async def _trickle(body: bytes, receive: Receive, send: Send, seconds: float) ->
 
 
 def _full_path(scope: Scope) -> str:
-    """Path and query as they came."""
+    """Path and query."""
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{scope['path']}?{query}" if query else str(scope["path"])
 
 
 def _nullifier(body: bytes) -> str | None:
-    """The nullifier (hex) that a reveal names, if it can be read."""
+    """The nullifier (hex) in the body of a reveal, None if it cannot be decoded."""
     try:
         return base64.b64decode(json.loads(body)["share_nullifier"]).hex()
     except (ValueError, TypeError, KeyError):

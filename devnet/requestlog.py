@@ -1,8 +1,8 @@
-"""The log of every request to the chain, on every node and both ports: what a curious node would know.
+"""Log of all requests to the chain, on every node and both ports: everything that a node operator could learn.
 
-`time` is when a request came (unix seconds by the dev chain's machine), `ms` how long it took, `height` the newest
-block that the node had then. The control routes under `/devnet/` are not in it. Tests read from it that a helper asked
-nothing too early.
+`time` is the arrival of a request (Unix seconds, clock of the dev chain's host), `ms` its duration, `height` the newest
+block of the node at that time. Control routes under `/devnet/` are not logged. Tests use the log to check that a helper
+requests nothing too early.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _RUN_KEPT = 1024
 
 
 def readable(body: bytes) -> str:
-    """A request's body for the log, one character a byte; of longer runs (proofs) the first 1,024 characters.
+    """Convert a body for the log, one character per byte. Runs of characters (proofs) are cut after 1,024 characters.
 
-    A transaction has its nullifier at its front, so that it is found also where a whole one was sent.
+    The nullifier at the beginning of a transaction is not cut.
     """
     return _RUN.sub(lambda run: run.group()[:_RUN_KEPT] + "...", body.decode("latin-1"))
 
 
 class RequestLog:
-    """Entries in memory and, if a file is given, one JSON line each, flushed line by line."""
+    """Log entries in memory and, if a file is given, as JSON lines that are flushed immediately."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._entries: deque[dict[str, Any]] = deque(maxlen=_KEPT)
@@ -36,7 +36,7 @@ class RequestLog:
         self._next = 1
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Write down an answered (or dropped) request; it gets the next `seq`."""
+        """Add an answered or dropped request with the next `seq`."""
         entry = {"seq": self._next, **entry}
         self._next += 1
         self._entries.append(entry)
@@ -44,14 +44,14 @@ class RequestLog:
             self._file.write(dumps(entry).decode() + "\n")
 
     def after(self, seq: int, limit: int = 10_000) -> list[dict[str, Any]]:
-        """The oldest entries whose `seq` is above the one given."""
-        found: list[dict[str, Any]] = []
+        """Return the oldest entries after `seq`."""
+        entries: list[dict[str, Any]] = []
         for entry in self._entries:
             if entry["seq"] > seq:
-                found.append(entry)
-                if len(found) == limit:
+                entries.append(entry)
+                if len(entries) == limit:
                     break
-        return found
+        return entries
 
     def close(self) -> None:
         """Close the file."""

@@ -1,4 +1,4 @@
-"""Answers of the routes: Go's JSON, and the error texts that the chain is known for."""
+"""Responses of the routes: JSON in Go's style, and the chain's error formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from devnet.node_view import View
 
 
 class AnsweredError(Exception):
-    """An answer given from deep inside a handler: a status and a JSON body."""
+    """Ends a handler with a response: a status and a JSON body."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"HTTP {status}")
@@ -20,28 +20,28 @@ class AnsweredError(Exception):
 
 
 def answer(body: Any, status: int = 200) -> Response:
-    """A JSON answer."""
+    """Create a JSON response."""
     return Response(dumps(body), status, media_type="application/json")
 
 
 def error(status: int, text: str) -> AnsweredError:
-    """The vote module's error shape."""
+    """Create an error in the vote module's format."""
     return AnsweredError(status, {"error": text})
 
 
 def grpc_error(code: str, text: str) -> AnsweredError:
-    """An error of a query that went through gRPC: always HTTP 500, and the code is said twice."""
+    """Create an error of a gRPC query: always HTTP 500, with the code twice in the text."""
     return error(500, f"rpc error: code = {code} desc = rpc error: code = {code} desc = {text}")
 
 
 def view_of(request: Request) -> View:
-    """The chain as the node shows it in this request."""
+    """The chain as served by the node in this request."""
     view = request.state.view
     assert isinstance(view, View)
     return view
 
 
 async def on_answered(_: Request, raised: Exception) -> Response:
-    """Starlette's handler for `AnsweredError`."""
+    """Starlette exception handler for `AnsweredError`."""
     assert isinstance(raised, AnsweredError)
     return answer(raised.body, raised.status)

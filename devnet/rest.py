@@ -1,4 +1,4 @@
-"""The vote module's REST routes, `/shielded-vote/v1/…`, as recorded."""
+"""REST routes of the vote module, `/shielded-vote/v1/…`, in the recorded format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_RANGE = 1000
 
 
 async def get_round(request: Request) -> Response:
-    """One round; unknown ones are HTTP 500."""
+    """One round; HTTP 500 if it is unknown."""
     round_, status = _round(request)
     return answer({"round": round_.to_json(status)})
 
@@ -41,7 +41,7 @@ async def get_active_round(request: Request) -> Response:
 
 
 async def get_summary(request: Request) -> Response:
-    """Ballots and, once finalized, totals of a round."""
+    """Ballot counts of a round and, once finalized, its totals."""
     round_, status = _round(request)
     return answer(round_.summary_json(status))
 
@@ -59,7 +59,7 @@ async def get_tally(request: Request) -> Response:
 
 
 async def get_tally_results(request: Request) -> Response:
-    """The decrypted totals; nothing before the round is finalized."""
+    """The decrypted totals; empty before the round is finalized."""
     round_, status = _round(request)
     results = [
         omit_zero(
@@ -76,7 +76,7 @@ async def get_tally_results(request: Request) -> Response:
 
 
 async def get_tree_latest(request: Request) -> Response:
-    """The newest root of a round's tree; `{"tree":{}}` without leaves and for unknown rounds."""
+    """The newest root of a round's tree; `{"tree":{}}` if it has no leaves or the round is unknown."""
     view = view_of(request)
     found = view.round(_round_id(request))
     block = found[0].latest_leaf_block(view.height) if found else None
@@ -109,7 +109,7 @@ async def get_tree_at(request: Request) -> Response:
 
 
 async def get_leaves(request: Request) -> Response:
-    """Leaves by block; newer chains page them (`--page-leaves`) with a cursor and a root for each block."""
+    """Leaves by block. Newer chains paginate them (`--page-leaves`), with a cursor and a root per block."""
     view = view_of(request)
     devnet: DevNet = request.app.state.devnet
     round_id = _round_id(request)
@@ -136,7 +136,7 @@ async def get_leaves(request: Request) -> Response:
 
 
 async def get_tx(request: Request) -> Response:
-    """An included transaction: 200 when it went through, 422 when it failed, 404 when it is not there (yet)."""
+    """An included transaction: 200 if it succeeded, 422 if it failed, 404 if it is not (yet) in a block."""
     try:
         digest = bytes.fromhex(request.path_params["hash"])
     except ValueError:
@@ -154,7 +154,7 @@ async def get_tx(request: Request) -> Response:
 
 
 async def post_reveal(request: Request) -> Response:
-    """Broadcast a reveal: 400 for what is not one, 422 for what CheckTx refuses, 200 for the rest."""
+    """Broadcast a reveal: 400 if it is malformed, 422 if CheckTx refuses it, else 200."""
     reveal = _reveal(await request.body())
     view = view_of(request)
     devnet: DevNet = request.app.state.devnet
@@ -185,7 +185,7 @@ ROUTES = [
 
 
 def _round_id(request: Request) -> bytes:
-    """The round id of a path, or 400."""
+    """Parse the round id in the path, or raise 400."""
     text = request.path_params["round_id"]
     try:
         round_id = bytes.fromhex(text)
@@ -197,7 +197,7 @@ def _round_id(request: Request) -> bytes:
 
 
 def _round(request: Request) -> tuple[Round, int]:
-    """The round of a path with its status, or the chain's error for an unknown one."""
+    """The round in the path and its status; raises the chain's error if it is unknown."""
     found = view_of(request).round(_round_id(request))
     if found is None:
         raise grpc_error("NotFound", "vote round not found: vote round not found: key not found")
@@ -205,20 +205,20 @@ def _round(request: Request) -> tuple[Round, int]:
 
 
 def _height_param(text: str) -> int:
-    """A height from the query, or 400."""
+    """Parse a height, or raise 400."""
     if not text.isascii() or not text.isdigit():
         raise error(400, f"invalid height: {text}")
     return int(text)
 
 
 def _leaf_block(round_: Round, block: LeafBlock, root: str) -> dict[str, Any]:
-    """One block's leaves."""
+    """The leaves of one block."""
     leaves = [b64(round_.tree.leaf(block.start + offset)) for offset in range(block.count)]
     return omit_zero({"height": block.height, "start_index": block.start, "leaves": leaves, "root": root})
 
 
 def _reveal(body: bytes) -> Reveal:
-    """The reveal of a request body, or the 400 that the chain gives."""
+    """Parse a reveal, or raise the chain's 400."""
     try:
         fields = parse_object(body)
         reveal = Reveal(
@@ -239,7 +239,7 @@ def _reveal(body: bytes) -> Reveal:
 
 
 def _invalid_field(reveal: Reveal) -> str | None:
-    """What the message's own validation finds wrong, first thing first."""
+    """The first error that the message's basic validation finds."""
     if len(reveal.nullifier) != 32:
         return f"share_nullifier must be 32 bytes, got {len(reveal.nullifier)}"
     if len(reveal.enc_share) != 64:

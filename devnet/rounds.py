@@ -1,7 +1,7 @@
-"""One voting round: its life from PENDING to FINALIZED, its tree, its spent nullifiers and its tally.
+"""A voting round: status from PENDING to FINALIZED, commitment tree, spent nullifiers and tally.
 
-Heights are block heights; times are unix seconds. Everything here changes only inside a block, so a round's past
-is kept as (height, value) pairs and a node that lags behind can be shown the round as it was.
+Heights are block heights; times are Unix seconds. State changes only in blocks and is stored as (height, value) pairs,
+so that a node that lags behind can serve the round as it was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CREATOR = "sv1my5xj4xn03jfr46a0qsur99c6v0ff5mx3vnhth"
 
 @dataclass(slots=True)
 class LeafBlock:
-    """The leaves that one block appended: where they start, how many, and the root that covers them."""
+    """The leaves that one block appended: first index, count, and the resulting root."""
 
     height: int
     start: int
@@ -39,7 +39,7 @@ class LeafBlock:
 
 @dataclass(slots=True)
 class Ballot:
-    """The ciphertexts of one option: how many were counted, and their sum (folded only when it is wanted)."""
+    """The ciphertexts of one option: their count and their sum, which is computed on demand."""
 
     count: int = 0
     waiting: list[bytes] = field(default_factory=list)
@@ -47,13 +47,13 @@ class Ballot:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, ciphertext: bytes) -> None:
-        """Count one 64-byte ciphertext."""
+        """Add one 64-byte ciphertext."""
         with self.lock:
             self.count += 1
             self.waiting.append(ciphertext)
 
     def sum(self) -> bytes:
-        """The component-wise sum of everything counted (64 bytes); any thread may ask."""
+        """Return the component-wise sum of all ciphertexts (64 bytes). Thread-safe."""
         with self.lock:
             for ciphertext in self.waiting:
                 self.folded = proofs.elgamal_add(self.folded, ciphertext)
@@ -62,7 +62,7 @@ class Ballot:
 
 
 class Round:
-    """A round as the chain holds it."""
+    """The state of a round."""
 
     def __init__(self, fields: dict[str, Any], height: int, time: int) -> None:
         self.round_id = bytes.fromhex(fields["vote_round_id"])
@@ -84,12 +84,12 @@ class Round:
         self.nullifiers: dict[bytes, int] = {}
         self.ballots: dict[tuple[int, int], Ballot] = {}
         self.totals: dict[tuple[int, int], int] = {}
-        # Of an imported round, whose key nobody here has, the totals are given.
+        # The totals of a recorded round are given, because its key is not known.
         self._known_totals = {(row[0], row[1]): row[2] for row in fields.get("totals", [])}
 
     @property
     def status(self) -> int:
-        """The status now: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
+        """The current status: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
         return self.history[-1][1]
 
     def status_at(self, height: int) -> int | None:
@@ -98,15 +98,15 @@ class Round:
         return self.history[at - 1][1] if at else None
 
     def move(self, height: int, status: int) -> None:
-        """Record a change of status in the block of that height."""
+        """Record a change of status in the block at this height."""
         self.history.append((height, status))
 
     def option_count(self, proposal_id: int) -> int:
-        """How many options a proposal has; 0 for a proposal that the round does not have."""
+        """The number of options of a proposal; 0 if the proposal does not exist."""
         return next((len(entry["options"]) for entry in self.proposals if entry["id"] == proposal_id), 0)
 
     def append(self, height: int, leaves: tuple[bytes, ...]) -> int:
-        """Append leaves in the block of that height; returns the first one's index."""
+        """Append leaves in the block at this height. Returns the index of the first one."""
         start = len(self.tree)
         self.tree.append(b"".join(leaves))
         if self.leaf_blocks and self.leaf_blocks[-1].height == height:
@@ -116,7 +116,7 @@ class Round:
         return start
 
     def seal(self, height: int) -> bytes | None:
-        """Compute the root of the block of that height, if it appended anything."""
+        """Compute the root of the block at this height if it appended leaves."""
         if not self.leaf_blocks or self.leaf_blocks[-1].height != height:
             return None
         block = self.leaf_blocks[-1]
@@ -138,7 +138,7 @@ class Round:
         self.ballots.setdefault((proposal_id, decision), Ballot()).add(ciphertext)
 
     def decrypt(self) -> dict[tuple[int, int], int]:
-        """Every option's total: the ciphertext sums decrypted (a small discrete logarithm each)."""
+        """Decrypt the total of every option (a small discrete logarithm each)."""
         if self.ea_secret is None:
             return dict(self._known_totals)
         secret = self.ea_secret
@@ -147,7 +147,7 @@ class Round:
         }
 
     def to_json(self, status: int, *, started: int = 0) -> dict[str, Any]:
-        """The round as the REST API shows it in that status, zero values left out."""
+        """The round in the REST API's format with this status, without zero values."""
         pending = status == PENDING
         ea_pk = "" if pending else b64(self.ea_pk)
         node = {"validator_address": VALIDATOR, "pallas_pk": self._mark("pallas_pk"), "shamir_index": 1}
@@ -187,7 +187,7 @@ class Round:
         return omit_zero(fields)
 
     def summary_json(self, status: int) -> dict[str, Any]:
-        """The round's vote summary: ballots counted and, once it is finalized, totals, by option."""
+        """The round's vote summary: ballot counts by option and, once finalized, totals."""
         proposals = []
         for entry in self.proposals:
             shown = _proposal_json(entry)
@@ -206,12 +206,12 @@ class Round:
         )
 
     def _mark(self, name: str) -> str:
-        """A 32-byte value that only has to be there: as given at creation, else derived from the round's id."""
+        """A 32-byte placeholder: as given at creation, else derived from the round id."""
         given = self.shown.get(name)
         return str(given) if given else b64(hashlib.sha256(name.encode() + self.round_id).digest())
 
     def _ceremony_log(self, pending: bool) -> list[str]:
-        """The key ceremony's log lines up to a status."""
+        """The log of the key ceremony."""
         made, active = self.created_at_height, self.active_height
         log = [f"[height={made}] round created with 1 ceremony validators"]
         if not pending:
@@ -223,7 +223,7 @@ class Round:
 
 
 def _proposal(entry: dict[str, Any], number: int) -> dict[str, Any]:
-    """A proposal in full, from the short form of the control route (options as labels)."""
+    """Expand a proposal from the short form of the control route (options as labels)."""
     options = [option if isinstance(option, str) else option["label"] for option in entry["options"]]
     return {
         "id": int(entry.get("id", number)),
@@ -234,6 +234,6 @@ def _proposal(entry: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _proposal_json(entry: dict[str, Any]) -> dict[str, Any]:
-    """A proposal as the REST API shows it."""
+    """A proposal in the REST API's format."""
     options = [omit_zero({"index": index, "label": label}) for index, label in enumerate(entry["options"])]
     return omit_zero({**entry, "options": options})

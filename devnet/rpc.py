@@ -1,4 +1,4 @@
-"""The consensus RPC (CometBFT) in the URI form: `status`, `block_results`, `tx_search`, `abci_query`."""
+"""Consensus RPC (CometBFT) in URI form: `status`, `block_results`, `tx_search`, `abci_query`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PER_PAGE, _MAX_PER_PAGE = 30, 100
 
 
 async def get_status(request: Request) -> Response:
-    """Network, newest block, and whether the node catches up."""
+    """Network, newest block, and whether the node is catching up."""
     return _result(rpc_status(view_of(request)))
 
 
 async def get_block_results(request: Request) -> Response:
-    """A block's results; the newest block's without a height, HTTP 500 for a height to come."""
+    """Results of a block, by default of the newest; HTTP 500 for a future height."""
     view = view_of(request)
     height = _int_param(request, "height", view.height)
     if height <= 0:
@@ -36,28 +36,28 @@ async def get_block_results(request: Request) -> Response:
 
 
 async def get_tx_search(request: Request) -> Response:
-    """The counted reveals of a round, page by page, optionally of some heights; a page past the end is HTTP 500."""
+    """A page of the confirmed reveals of a round, optionally in a range of heights; HTTP 500 past the last page."""
     view = view_of(request)
     query = _text_param(request, "query")
-    asked = _REVEALS.search(query)
-    if asked is None:
-        raise _failed("this dev chain searches for reveal_share.vote_round_id='<hex>' only")
+    condition = _REVEALS.search(query)
+    if condition is None:
+        raise _failed("the dev chain only supports searches for reveal_share.vote_round_id='<hex>'")
     bounds = {comparison: int(height) for comparison, height in _HEIGHTS.findall(query)}
     heights = range(bounds.get(">=", 0), bounds.get("<=", view.height) + 1)
-    found = [tx for tx in view.reveals(bytes.fromhex(asked.group(1))) if tx.height in heights]
+    matches = [tx for tx in view.reveals(bytes.fromhex(condition.group(1))) if tx.height in heights]
     if _text_param(request, "order_by") == "desc":
-        found = found[::-1]
+        matches = matches[::-1]
     size = min(max(_int_param(request, "per_page", _PER_PAGE), 1), _MAX_PER_PAGE)
-    pages = max(1, -(-len(found) // size))
+    pages = max(1, -(-len(matches) // size))
     page = _int_param(request, "page", 1)
     if not 1 <= page <= pages:
         raise _failed(f"page should be within [1, {pages}] range, given {page}")
-    rows = found[(page - 1) * size : page * size]
-    return _result({"txs": [found_tx(row) for row in rows], "total_count": str(len(found))})
+    rows = matches[(page - 1) * size : page * size]
+    return _result({"txs": [found_tx(row) for row in rows], "total_count": str(len(matches))})
 
 
 async def get_abci_query(request: Request) -> Response:
-    """A key of the vote store: 0x01 0x02, round, nullifier; its value is 0x01 when the nullifier is spent."""
+    """A key of the vote store: 0x01 0x02, round, nullifier. Its value is 0x01 if the nullifier is spent."""
     view = view_of(request)
     data = _text_param(request, "data").removeprefix("0x")
     try:
@@ -89,7 +89,7 @@ ROUTES = [
 
 
 def _result(result: dict[str, Any]) -> Response:
-    """A JSON-RPC answer to a URI call, which has no id of its own."""
+    """A JSON-RPC response to a URI call, which has no id."""
     return answer({"jsonrpc": "2.0", "id": -1, "result": result})
 
 
@@ -100,12 +100,11 @@ def _failed(data: str) -> AnsweredError:
 
 
 def _text_param(request: Request, name: str) -> str:
-    """A string parameter; the URI form puts quotes around it."""
+    """A string parameter, without the quotes of the URI form."""
     return request.query_params.get(name, "").strip('"')
 
 
 def _int_param(request: Request, name: str, default: int) -> int:
-    """An integer parameter."""
     text = _text_param(request, name)
     if not text:
         return default

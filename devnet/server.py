@@ -1,4 +1,4 @@
-"""The dev chain as a process: ports, uvicorn, signals, and the line that says where it listens."""
+"""The dev chain as a process: ports, uvicorn, signals, and the ready line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from devnet.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the first node listens; port 0 takes a free one. Further nodes take the ports behind it, or free ones."""
+    """Address of the first node; port 0 selects a free one. Further nodes use the following ports, or free ones."""
 
     host: str = "127.0.0.1"
     rest_port: int = 11317
@@ -32,7 +32,7 @@ class Addresses:
 
 
 class AbortableProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, giving each request the means to cut its connection without an answer."""
+    """uvicorn's protocol with a function in each request's state that aborts the connection."""
 
     def on_message_begin(self) -> None:
         """Put `abort` into the request's state."""
@@ -41,26 +41,26 @@ class AbortableProtocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server among others in one loop: signals are the process's business."""
+    """A uvicorn server that shares the event loop with others and does not handle signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say when the port is open."""
+        """Open the port and set `listening`."""
         await super().startup(sockets)
         self.listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Do not install signal handlers."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def serving(options: Options, addresses: Addresses) -> AsyncIterator[dict[str, Any]]:
-    """A running dev chain with all its ports open; yields what the ready line says. Closes everything after."""
+    """Run a dev chain with all ports open. Yields the content of the ready line."""
     sockets = _open_sockets(addresses, options.extra_nodes + 1)
     devnet = DevNet(options)
     nodes = [Node(devnet, f"node{number}") for number in range(options.extra_nodes + 1)]
@@ -99,14 +99,14 @@ async def run(options: Options, addresses: Addresses, ready_file: Path | None = 
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that nobody can see half of."""
+    """Write a file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     part.replace(path)
 
 
 def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
-    """Bound sockets, REST then RPC for each node."""
+    """Bind the sockets, REST and RPC of each node."""
     firsts = (addresses.rest_port, addresses.rpc_port)
     ports = [first + number if first else 0 for number in range(nodes) for first in firsts]
     opened: list[socket.socket] = []
@@ -124,7 +124,7 @@ def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
 
 
 def _server(app: ASGIApp) -> _Server:
-    """A server for one port."""
+    """Create the server of one port."""
     config = uvicorn.Config(
         app,
         http=AbortableProtocol,
@@ -138,7 +138,7 @@ def _server(app: ASGIApp) -> _Server:
 
 
 def _ready(options: Options, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
-    """The ready line: chain id, circuit, and the addresses of every node (the first one's also on top)."""
+    """The ready line: chain id, circuit, and the URLs of all nodes (those of the first also at the top level)."""
     urls = ["http://{}:{}".format(*sock.getsockname()) for sock in sockets]
     listed = [
         {"name": node.name, "rest": rest, "rpc": rpc}

@@ -1,6 +1,7 @@
-"""Stand-in proofs, for tests of everything but proofs: `STAND_IN` and a BLAKE2b-256 digest of the public inputs.
+"""Fake proofs for fast tests: `STAND_IN` and a BLAKE2b-256 digest of the public inputs.
 
-They are accepted only by a chain that was started to accept them. Tests' provers import this and no more of the chain.
+Only a chain started with `--stand-in-proofs` accepts them. Test provers import this module and nothing else of the
+chain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ STAND_IN = b"STANDIN"
 
 
 def stand_in_proof(statement: proofs.Statement) -> bytes:
-    """A test proof of that statement, for chains started with `--stand-in-proofs`."""
+    """Create the fake proof of a statement."""
     inputs = (
         statement.nullifier,
         statement.c1,

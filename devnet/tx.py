@@ -1,9 +1,9 @@
 """The chain's transactions: one tag byte, then a protobuf message.
 
-The reveal is the real chain's message, byte for byte. Delegations and votes carry proofs of circuits outside this
-product there; here they are reduced to the leaves that they append. Creating a round and ending one early are JSON
-under the dev chain's own tags. This module decodes by itself, on purpose: it is a witness against the helper's encoder,
-not a user of it.
+The reveal is identical to the real chain's message. Delegations and votes contain only the leaves that they append; on
+the real chain they carry proofs of circuits that are not part of this product. Creating a round and ending it early are
+JSON messages with tags of the dev chain. This module deliberately does not use the helper's encoder, so that it can be
+tested against it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, bool], ...]] = {
 
 
 class TxError(ValueError):
-    """Bytes that are not a transaction of this chain."""
+    """The bytes are not a transaction of this chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Reveal:
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """Leaves (VANs) that a delegation appends to a round's tree."""
+    """A delegation: the leaves (VANs) that it appends to a round's tree."""
 
     round_id: bytes
     leaves: tuple[bytes, ...]
@@ -77,21 +77,21 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class NewRound:
-    """A round's creation; the fields are those of `rounds.Round.create`."""
+    """The creation of a round; see `rounds.Round` for the fields."""
 
     fields: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class EndRound:
-    """The early end of a round: its tally begins in this block. The real chain has no such message."""
+    """Ends a round early: its tally begins in this block. The real chain has no such message."""
 
     round_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedEnd:
-    """Another `vote_end_time` (unix seconds) of a round. The real chain has no such message."""
+    """Changes the `vote_end_time` (Unix seconds) of a round. The real chain has no such message."""
 
     round_id: bytes
     vote_end_time: int
@@ -101,12 +101,12 @@ Message = Reveal | Delegation | Cast | NewRound | EndRound | ChangedEnd
 
 
 def tx_hash(tx: bytes) -> bytes:
-    """The hash by which a transaction is known: SHA-256 of its raw bytes."""
+    """The transaction hash: SHA-256 of the raw bytes."""
     return hashlib.sha256(tx).digest()
 
 
 def encode(message: Message) -> bytes:
-    """The raw transaction; proto3 leaves zero values out."""
+    """Encode a transaction. Zero values are omitted, as in proto3."""
     match message:
         case Reveal():
             return _pack(
@@ -139,7 +139,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(tx: bytes) -> Message:
-    """The message of a raw transaction, or TxError."""
+    """Decode a raw transaction; raises TxError."""
     if not tx:
         raise TxError("empty transaction")
     tag, body = tx[0], tx[1:]
@@ -175,15 +175,15 @@ def decode(tx: bytes) -> Message:
 
 
 def same_share_elsewhere(tx: bytes) -> bytes:
-    """Another transaction with the same reveal: an unknown field at the end changes the hash and nothing else.
+    """Create a transaction with the same reveal and another hash, by appending an unknown field.
 
-    This is how the dev chain plays the other helper that got the same share in first.
+    Simulates another helper that revealed the same share first.
     """
     return tx + b"\xf8\x01\x01"
 
 
 def _classes() -> dict[str, Any]:
-    """Message classes from a descriptor built here, in a pool of its own."""
+    """Create the message classes from a descriptor in a separate pool."""
     file = descriptor_pb2.FileDescriptorProto(name="devnet/svote.proto", package="svote.v1", syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -199,10 +199,9 @@ _CLASSES = _classes()
 
 
 def _pack(tag: int, name: str, **fields: Any) -> bytes:
-    """Tag and serialised message."""
+    """Encode tag and message."""
     return bytes([tag]) + cast(bytes, _CLASSES[name](**fields).SerializeToString(deterministic=True))
 
 
 def _parse(name: str, body: bytes) -> Any:
-    """A parsed message of that name."""
     return _CLASSES[name].FromString(body)

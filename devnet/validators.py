@@ -1,4 +1,4 @@
-"""Validators as the staking module shows them."""
+"""Validators in the staking module's format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from devnet.gojson import b64
 
 
 def validator_json(address: str, moniker: str, status: str, time: str) -> dict[str, Any]:
-    """A validator as the staking module shows it."""
+    """Create a validator in the staking module's format."""
     bonded = status == "BOND_STATUS_BONDED"
     key = hashlib.sha256(address.encode()).digest()
     rates = {

@@ -1,6 +1,6 @@
-"""A wallet's way to the chain by the routes that real wallets use: delegate, cast, and wait for both to be in a block.
+"""Submits a vote over the routes of real wallets: delegate, cast, and wait until both are in a block.
 
-Proofs, signatures and spent authorities are random bytes: the dev chain does not look at them (see `votes.py`).
+Proofs, signatures and spent authorities are random bytes, because the dev chain does not check them (see `votes.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _POLL_SECONDS: Final = 0.25
 
 
 class CastingError(RuntimeError):
-    """The chain did not take the vote."""
+    """The chain refused the vote."""
 
 
 async def delegate_and_cast(http: httpx.AsyncClient, base: str, ballot: Ballot) -> int:
-    """Put a voter's authority, then the vote's commitment on the chain behind `base`; the commitment's position.
+    """Delegate, then cast a vote on the chain at `base`. Returns the position of the vote commitment.
 
     Raises:
-        CastingError: one of the two was refused; says by what words.
-        httpx.HTTPError: a request was not answered.
+        CastingError: the chain refused one of the two.
+        httpx.HTTPError: a request failed.
     """
     await _sent(http, base, "delegate-vote", delegation(ballot.round_id))
     tree = await http.get(f"{base}{_PREFIX}/commitment-tree/{ballot.round_id.hex()}/latest")
@@ -40,23 +40,23 @@ async def delegate_and_cast(http: httpx.AsyncClient, base: str, ballot: Ballot) 
 
 
 async def _sent(http: httpx.AsyncClient, base: str, route: str, body: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Broadcast, and the events of the transaction once it is in a block."""
+    """Broadcast a transaction, wait until it is in a block, and return its events."""
     answer = await http.post(f"{base}{_PREFIX}/{route}", json=body)
     if answer.status_code != 200 or answer.json().get("code"):
         raise CastingError(f"{route}: HTTP {answer.status_code} {answer.text[:200]}")
-    where = f"{base}{_PREFIX}/tx/{answer.json()['tx_hash']}"
-    while (found := await http.get(where)).status_code == 404:
+    url = f"{base}{_PREFIX}/tx/{answer.json()['tx_hash']}"
+    while (included := await http.get(url)).status_code == 404:
         await asyncio.sleep(_POLL_SECONDS)
-    if found.status_code != 200:
-        raise CastingError(f"{route}: HTTP {found.status_code} {found.text[:200]}")
+    if included.status_code != 200:
+        raise CastingError(f"{route}: HTTP {included.status_code} {included.text[:200]}")
     return {
         event["type"]: {attribute["key"]: attribute["value"] for attribute in event["attributes"]}
-        for event in found.json()["events"]
+        for event in included.json()["events"]
     }
 
 
 def delegation(round_id: bytes) -> dict[str, Any]:
-    """The body of a delegation."""
+    """Build the body of a delegation."""
     return {
         "rk": _noise(32),
         "spend_auth_sig": _noise(64),
@@ -71,7 +71,7 @@ def delegation(round_id: bytes) -> dict[str, Any]:
 
 
 def vote_message(round_id: bytes, commitment: bytes, *, proposal_id: int, anchor_height: int) -> dict[str, Any]:
-    """The body of a cast vote."""
+    """Build the body of a cast vote."""
     return {
         "van_nullifier": _noise(32),
         "vote_authority_note_new": b64(proofs.random_field()),

@@ -1,8 +1,8 @@
-"""The routes by which wallets delegate and vote, `POST /shielded-vote/v1/{delegate,cast}-vote`.
+"""Routes for delegating and voting, `POST /shielded-vote/v1/{delegate,cast}-vote`.
 
-On a real chain both carry proofs and signatures of circuits outside this product. Here the messages are taken in the
-same shape, with fields of the right lengths, and the leaves that they append are all that is kept of them: no proof, no
-signature and no spent authority is looked at.
+On a real chain both carry proofs and signatures of circuits that are not part of this product. Here the format and the
+lengths of the fields are checked, and only the leaves that they append are used. Proofs, signatures and spent
+authorities are not checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_PROOF: Final = 8192
 
 
 async def post_cast_vote(request: Request) -> Response:
-    """A vote's commitment, and the voter's authority that is left, into the next block."""
+    """Cast a vote: append the vote commitment and the voter's new authority note in the next block."""
     fields = _object(await request.body())
     found = _bytes_of(fields, _CAST_BYTES)
     if take_uint(fields, "vote_comm_tree_anchor_height", 64) == 0:
@@ -53,7 +53,7 @@ async def post_cast_vote(request: Request) -> Response:
 
 
 async def post_delegate_vote(request: Request) -> Response:
-    """A voter's first authority into the next block."""
+    """Delegate: append a voter's first authority note in the next block."""
     found = _bytes_of(_object(await request.body()), _DELEGATE_BYTES)
     return _admit(request, found["vote_round_id"], encode(Delegation(found["vote_round_id"], (found["van_cmx"],))))
 
@@ -65,7 +65,7 @@ ROUTES = [
 
 
 def _admit(request: Request, round_id: bytes, raw: bytes) -> Response:
-    """What a node answers: 422 where the round takes no votes, else the transaction's hash."""
+    """Respond with the transaction's hash, or with 422 if the round does not accept votes."""
     found = view_of(request).round(round_id)
     if found is None:
         return answer({"code": 3, "log": "vote round not found"}, 422)
@@ -83,7 +83,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _bytes_of(fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
-    """The message's fields of fixed length, and that there is a proof."""
+    """Decode the fields of fixed length and check that there is a proof."""
     found = {}
     try:
         for name, length in lengths.items():

@@ -1,8 +1,8 @@
-"""Wallets that really vote: fetch the round, encrypt, cast the vote on the dev chain, post the shares to helpers.
+"""Wallets that vote: fetch the round, encrypt, cast the vote on the dev chain, post the shares to helpers.
 
-They are as patient as real ones. Sequential wallets give a POST 5 s and try again after 200 and 600 ms where the
-answer may change; a helper that failed three times in a row comes last for 30 s. Parallel wallets have all shares
-in flight at once and wait 30 s.
+They have the timeouts and retries of real wallets. A sequential wallet waits 5 s for a POST and retries after 200 and
+600 ms if the error may be temporary; a helper that failed three times in a row is tried last for 30 s. A parallel
+wallet posts all shares concurrently and waits 30 s.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WalletError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """How one POST of a share to one helper ended: status (None: no answer), the answer's `status` or error."""
+    """Result of posting a share to a helper: HTTP status (None: no response), and `status` or error of the response."""
 
     helper: str
     status: int | None
@@ -42,13 +42,13 @@ class Posted:
 
     @property
     def accepted(self) -> bool:
-        """Whether the helper has the share: queued now, or known already."""
+        """Whether the helper has the share, queued now or earlier."""
         return self.status == 200 and self.answer in ("queued", "duplicate")
 
 
 @dataclass(frozen=True, slots=True)
 class CastShare:
-    """A share as it was posted: index, nullifier, its second, and every helper's answer."""
+    """A posted share: index, nullifier, `submit_at`, and the result of each POST."""
 
     index: int
     nullifier: bytes
@@ -57,13 +57,13 @@ class CastShare:
 
     @property
     def accepted(self) -> bool:
-        """Whether at least one helper has it."""
+        """Whether at least one helper has the share."""
         return any(post.accepted for post in self.posts)
 
 
 @dataclass(frozen=True, slots=True)
 class CastVote:
-    """What was voted, where its commitment is, and what became of its shares."""
+    """A cast vote: ballot, position of its commitment, and its posted shares."""
 
     ballot: Ballot = field(repr=False)
     position: int
@@ -71,15 +71,15 @@ class CastVote:
 
     @property
     def accepted(self) -> bool:
-        """Whether every posted share is with a helper."""
+        """Whether every posted share was accepted by a helper."""
         return all(share.accepted for share in self.shares)
 
 
 class Wallet:
     """One voter's wallet; an async context manager.
 
-    With `own_routes` votes come on chain by the dev chain's own route, which is in no request log; without it by the
-    routes that real wallets use, on whatever `chain_url` passes them on to a chain.
+    With `own_routes`, votes are cast over the dev chain's control route, which is not in the request log. Without it,
+    they are cast over the routes of real wallets at `chain_url`, which may be a proxy.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Wallet:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, unless the client was given."""
+        """Close the connections of the wallet's own HTTP client."""
         if self._own_http:
             await self._http.aclose()
 
@@ -128,17 +128,17 @@ class Wallet:
         weight: int | None = None,
         times: Sequence[int] | None = None,
     ) -> CastVote:
-        """Vote: `weight` is random when left out, `times` are the 16 shares' `submit_at` (default: at once)."""
+        """Vote. `weight` is random by default; `times` are the 16 values of `submit_at` (default: immediately)."""
         ballot = await self.seal(round_id, proposal_id, vote_decision, weight=weight)
         position = await self.cast(ballot)
         return await self.post(ballot, position, times=immediate() if times is None else times)
 
     async def seal(self, round_id: bytes, proposal_id: int, vote_decision: int, *, weight: int | None = None) -> Ballot:
-        """Encrypt a vote under the key of its round."""
+        """Encrypt a vote with the key of its round."""
         answer = await self._http.get(f"{self.chain_url}/shielded-vote/v1/round/{round_id.hex()}")
         key = answer.json().get("round", {}).get("ea_pk") if answer.status_code == 200 else None
         if not key:
-            raise WalletError(f"the round is not open for votes: HTTP {answer.status_code} {answer.text[:200]}")
+            raise WalletError(f"the round does not accept votes: HTTP {answer.status_code} {answer.text[:200]}")
         return await asyncio.to_thread(
             seal,
             round_id=round_id,
@@ -150,31 +150,31 @@ class Wallet:
         )
 
     async def cast(self, ballot: Ballot, *, timeout: float = 60.0) -> int:
-        """Put the vote commitment on chain; returns its position in the round's tree."""
+        """Cast the vote on the chain. Returns the position of its commitment in the round's tree."""
         if not self.own_routes:
-            return await self._cast_as_others(ballot, timeout)
+            return await self._cast_over_public_routes(ballot, timeout)
         body = {"round_id": ballot.round_id.hex(), "vote_commitment": ballot.commitment.hex()}
         sent = await self._http.post(f"{self.chain_url}/devnet/cast", json=body)
         if sent.status_code != 200:
-            raise WalletError(f"the vote was not taken: {sent.text[:200]}")
-        where = f"{self.chain_url}/devnet/cast/{sent.json()['tx_hash']}"
+            raise WalletError(f"the chain refused the vote: {sent.text[:200]}")
+        url = f"{self.chain_url}/devnet/cast/{sent.json()['tx_hash']}"
         async with asyncio.timeout(timeout):
             while True:
-                found = await self._http.get(where, params={"wait": 2})
-                if found.status_code == 200:
+                included = await self._http.get(url, params={"wait": 2})
+                if included.status_code == 200:
                     break
-        result: dict[str, Any] = found.json()
+        result: dict[str, Any] = included.json()
         if result["code"] != 0:
             raise WalletError(f"the vote failed in its block: {result['log']}")
         return int(result["vc_position"])
 
-    async def _cast_as_others(self, ballot: Ballot, timeout: float) -> int:
-        """The same by the routes of real chains."""
+    async def _cast_over_public_routes(self, ballot: Ballot, timeout: float) -> int:
+        """Cast the vote over the routes of real chains."""
         try:
             async with asyncio.timeout(timeout):
                 return await delegate_and_cast(self._http, self.chain_url, ballot)
         except CastingError as error:
-            raise WalletError(f"the vote was not taken: {error}") from None
+            raise WalletError(f"the chain refused the vote: {error}") from None
 
     async def post(
         self,
@@ -184,7 +184,7 @@ class Wallet:
         times: Sequence[int],
         indices: Sequence[int] = range(SHARES),
     ) -> CastVote:
-        """Post shares to the helpers, each to `copies` of them; late voters post index 0 only."""
+        """Post shares, each to `copies` helpers. Late voters post index 0 only."""
         at = checked_times(times)
         chosen = [ballot.shares[index] for index in indices]
         if self.mode == "parallel":
@@ -195,7 +195,7 @@ class Wallet:
         return CastVote(ballot, position, tuple(posted))
 
     async def _post_share(self, ballot: Ballot, share: BallotShare, position: int, submit_at: int) -> CastShare:
-        """Post one share until enough helpers have it, or none is left to ask."""
+        """Post one share until enough helpers accepted it or all were tried."""
         body = post_body(ballot, share, position, submit_at)
         posts: list[Posted] = []
         for helper in self._order(share.index):
@@ -205,14 +205,14 @@ class Wallet:
         return CastShare(share.index, share.nullifier, submit_at, tuple(posts))
 
     def _order(self, index: int) -> list[str]:
-        """The helpers in the order in which to ask for this share: taking turns, resting ones last."""
+        """The order of helpers for this share: round-robin, resting ones last."""
         now = asyncio.get_running_loop().time()
         turn = index % max(len(self.helper_urls), 1)
         turned = self.helper_urls[turn:] + self.helper_urls[:turn]
         return sorted(turned, key=lambda helper: self._resting_until[helper] > now)
 
     async def _post(self, helper: str, body: dict[str, Any]) -> Posted:
-        """One share to one helper, tried again where a real wallet does."""
+        """Post one share to one helper, with the retries of a real wallet."""
         posted = Posted(helper, None, "", 0)
         for attempt, wait in enumerate((*_WAITS, None), 1):
             try:
@@ -229,7 +229,7 @@ class Wallet:
         return posted
 
     def _note(self, helper: str, good: bool) -> None:
-        """Remember how a helper did."""
+        """Record the success or failure of a helper."""
         self._failures[helper] = 0 if good else self._failures[helper] + 1
         if self._failures[helper] >= 3:
             self._failures[helper] = 0
@@ -247,13 +247,13 @@ async def cast_vote(
     times: Sequence[int] | None = None,
     mode: Mode = "sequential",
 ) -> CastVote:
-    """One vote by a wallet of its own; see `Wallet.cast_vote`."""
+    """Cast one vote with a new wallet; see `Wallet.cast_vote`."""
     async with Wallet(chain_url, helper_urls, mode=mode) as wallet:
         return await wallet.cast_vote(round_id, proposal_id, vote_decision, weight=weight, times=times)
 
 
 def _said(answer: httpx.Response) -> str:
-    """The `status` of a good answer, the error of a bad one."""
+    """The `status` of a successful response, or the error of a failed one."""
     try:
         body = answer.json()
     except ValueError:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 LOG_HEADER: int
-"""Bytes before the first frame of a SQLite write-ahead log; they change whenever it is begun anew."""
+"""Length of the header of a SQLite write-ahead log, which changes whenever the log is restarted."""
 SUBTREE_LEAVES: int
 """Leaves of one stored subtree."""
 TREE_DEPTH: int
@@ -18,19 +18,19 @@ def empty_root() -> bytes:
     """Root of a tree without leaves."""
 
 def warm(circuit: str) -> str:
-    """Makes the circuit's keys, once a process, and what else makes proofs faster; answers their fingerprint.
+    """Generate the circuit's keys and precomputed tables, once per process. Returns the fingerprint.
 
-    Takes 0.5 to 2 s of CPU the first time. Raises `CircuitError` when the fingerprint is not the protocol's.
+    The first call takes 0.5 to 2 s of CPU. Raises `CircuitError` if the fingerprint is not the protocol's.
     """
 
 def fingerprint(circuit: str) -> str:
-    """BLAKE2b-256 of the pinned verifying key's debug text, in hex, as it is and not as it must be."""
+    """Compute BLAKE2b-256 of the verifying key's debug text, in hex. Does not check it."""
 
 def check_encoding(field: str, value: bytes) -> None:
-    """Raises `EncodingError` (with that field name) unless the value is a canonical base field element."""
+    """Raise `EncodingError` (with this field name) unless the value is a canonical base field element."""
 
 def check_point(field: str, value: bytes) -> None:
-    """Raises `EncodingError` (with that field name) unless the value is a point other than the identity."""
+    """Raise `EncodingError` (with this field name) unless the value is a point other than the identity."""
 
 def check_share(
     *,
@@ -53,36 +53,37 @@ def read_shares(bodies: list[bytes]) -> list[tuple[Any, ...] | None]:
     """The fields of each share, in the order of `proofs.ReadShare`; see `proofs.read_shares`."""
 
 def page_gap(page: bytes, number: int) -> tuple[int, int] | None:
-    """Start and end of the unused gap of a SQLite b-tree page; None for any other page, and for a damaged one.
+    """Start and end of the unused gap of a SQLite b-tree page; None for other pages and damaged ones.
 
     Args:
-        page: all of its bytes.
-        number: its number, from 1; the first page begins with the file's header.
+        page: the page's bytes.
+        number: its number, from 1; the first page begins with the database header.
     """
 
 def pages_in_log(path: Path, first: int, stop: int, page_size: int) -> tuple[list[int], list[int]]:
-    """The pages whose newest copy in a SQLite write-ahead log's frames has other bytes than zeros in its gap, and those
-    whose has not (read without the GIL).
+    """Pages in frames of a SQLite write-ahead log whose newest copy has non-zero bytes in its gap, and all others.
+
+    Runs without the GIL.
 
     Args:
         path: the log.
-        first: the first of the frames to look at, from 0.
-        stop: the frame after the last of them.
+        first: first frame to scan, from 0.
+        stop: frame after the last one to scan.
         page_size: bytes of a page.
 
     Raises:
-        OSError: the frames can not be read, or the file is shorter than they are.
+        OSError: the frames cannot be read, or the file is too short.
     """
 
 def row_check(key: bytes, row: tuple[object, ...]) -> bytes:
-    """The 8 bytes that stand at the end of a row in a database: keyed BLAKE2b (a key has at most 64 bytes) over its
-    other columns: how many there are and of which types, all integers, the lengths of all bytes and texts, and these.
+    """The 8-byte check of a database row: keyed BLAKE2b (key of at most 64 bytes) of all other columns.
 
-    Raises `TypeError` for a column of a type that is never written, `OverflowError` for an integer beyond 64 bits.
+    The input is the number and types of the columns, all integers, the lengths of all bytes and texts, and their
+    content. Raises `TypeError` for an unsupported column type, `OverflowError` for an integer beyond 64 bits.
     """
 
 def row_checks(key: bytes, rows: Sequence[tuple[object, ...]]) -> list[bytes]:
-    """The same for many rows at once, hashed without the GIL."""
+    """`row_check` of many rows, without the GIL."""
 
 def prove(
     circuit: str,
@@ -124,24 +125,24 @@ def shares_hash(share_comms: bytes) -> bytes:
     """The hash of the 16 share commitments of a vote (512 bytes)."""
 
 def vote_commitment(round_id: bytes, shares_hash: bytes, proposal_id: int, vote_decision: int) -> bytes:
-    """The leaf that a cast vote puts into the tree."""
+    """The vote commitment: the leaf that a cast vote appends to the tree."""
 
 def share_nullifier(vote_commitment: bytes, share_index: int, blind: bytes) -> bytes:
-    """What a share's reveal publishes so that it counts once."""
+    """The nullifier of a share, which ensures that the share counts once."""
 
 def elgamal_keygen(seed: bytes | None = None) -> tuple[bytes, bytes]:
-    """A secret scalar, from the seed (any length) or the system's randomness, and the public key, a point."""
+    """Generate a secret scalar, from the seed (any length) or the system's randomness, and its public key, a point."""
 
 def elgamal_encrypt(public: bytes, value: int, randomness: bytes | None = None) -> tuple[bytes, bytes]:
     """`(r·G, value·G + r·public)` with the given scalar r, canonical and not zero, or a random one."""
 
 def elgamal_add(a: bytes, b: bytes) -> bytes:
-    """The ciphertext (64 bytes) of the sum of two ciphertexts' values. 64 zero bytes are the sum of none."""
+    """Add two ciphertexts (64 bytes); the result encrypts the sum of their values. 64 zero bytes are the empty sum."""
 
 def elgamal_decrypt(secret: bytes, ciphertext: bytes, limit: int) -> int:
-    """The value of a ciphertext, searched in 0..limit (at most 2^40) in about √limit steps.
+    """Decrypt a ciphertext: searches for its value in 0..limit (at most 2^40) in about √limit steps.
 
-    Raises `ProofsError` when the value is above the limit.
+    Raises `ProofsError` if the value exceeds the limit.
     """
 
 def random_field() -> bytes:
@@ -150,7 +151,7 @@ def random_field() -> bytes:
 class CommitmentTree:
     """The append-only vote commitment tree, depth 24, with the root and paths of every past size.
 
-    May be used from several threads. Raises `TreeError` for positions and sizes that it does not have.
+    Thread-safe. Raises `TreeError` for invalid positions and sizes.
     """
 
     def __init__(self) -> None:
@@ -158,21 +159,21 @@ class CommitmentTree:
 
     @classmethod
     def restore(cls, leaves: bytes, subtrees: bytes) -> CommitmentTree:
-        """A tree from its leaves and the `subtree`s 0..k-1 stored of it, one behind the other.
+        """Restore a tree from its leaves and the concatenated `subtree`s 0..k-1.
 
-        Nodes not stored are hashed again. Stored nodes are trusted: compare the root with one that you know.
-        Raises `EncodingError` (leaf[i]), and `TreeError` for subtrees that cannot be this tree's.
+        Missing nodes are hashed again. Stored nodes are not checked: compare the root with a known one.
+        Raises `EncodingError` (leaf[i]), and `TreeError` for invalid subtrees.
         """
 
     def append(self, leaves: bytes) -> None:
-        """Adds leaves of 32 bytes each: all, or none with an `EncodingError` (leaf[i]) or a full tree."""
+        """Append leaves of 32 bytes each. Appends none on `EncodingError` (leaf[i]) or if the tree is full."""
 
     def __len__(self) -> int: ...
     def leaf(self, position: int) -> bytes:
         """The leaf at a position."""
 
     def root(self, size: int | None = None) -> bytes:
-        """The root over the first `size` leaves; all of them by default."""
+        """The root of the tree of the first `size` leaves, by default of all."""
 
     def path(self, position: int, size: int | None = None) -> bytes:
         """The 24 siblings (768 bytes) of a leaf, leaf level first, in the tree of the first `size` leaves."""

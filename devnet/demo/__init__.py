@@ -1,9 +1,9 @@
-"""The demonstration: a dev chain, a helper, and wallets that vote; from a POST to the right tally, with real proofs.
+"""Demo: a dev chain, a helper, and wallets that vote; from POST to tally, with real proofs.
 
-plan.py       how many vote for what, and when their shares are due
-processes.py  the chain and the helper as processes of their own
-bars.py       four bars on a terminal, plain lines elsewhere
-votes.py      the wallets
-report.py     what came of it
-run.py        all of it in order
+plan.py       votes and due times of their shares
+processes.py  chain and helper as child processes
+progress.py   progress bars on a terminal, plain lines otherwise
+votes.py      wallets
+report.py     result as JSON and tables
+run.py        sequence of the demo
 """

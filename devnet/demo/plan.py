@@ -1,4 +1,4 @@
-"""How many vote for what, and when their shares are due. Pure but for the dice that it is given."""
+"""Votes of the demo and due times of their shares. Pure, except for the given random generator."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ PROPOSALS = (
     {"title": "Extend the grants", "options": ["Support", "Oppose", "Abstain"]},
     {"title": "Raise the threshold", "options": ["Support", "Oppose"]},
 )
-"""What is voted on: two proposals of a different number of options."""
+"""Two proposals with different numbers of options."""
 DELEGATIONS = 5000
 """Leaves in the round's tree before the first vote."""
 LEAD_SECONDS = 2
-"""Seconds from a wallet's POST to the first of the times that it may choose."""
+"""Seconds from a wallet's POST to the earliest `submit_at`."""
 HEADROOM = 4.0
-"""The round stays open this many times as long as proving should take: the machine may be busy with other things."""
+"""Duration of the round as a multiple of the expected proving time, because the host may be busy."""
 SPARE_SECONDS = 30
-"""Seconds beyond that, for blocks and whatever else comes."""
+"""Additional seconds, for blocks and other delays."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line asked for.
+    """Options of the demo command.
 
     Attributes:
         circuit: the chain's circuit generation.
-        voters: wallets; each votes once on every proposal.
-        spread: seconds over which wallets spread the times of their shares.
-        db: where the queue database is kept; None: in a folder that goes at the end.
-        keep: go on running after the report.
+        voters: number of wallets; each votes once on every proposal.
+        spread: seconds over which wallets spread the due times of their shares.
+        db: path of the queue database; None for a temporary folder.
+        keep: continue to run after the report.
         json: print the result as one line of JSON.
-        store: "sqlite": one helper, its queue in a file; "postgres": three, one a role, on a cluster of their own.
-        seed: of the votes and times (keys and blinds are always the system's).
+        store: "sqlite" for one helper with a file; "postgres" for three, one per role, with a temporary cluster.
+        seed: seed of votes and times (keys and blinds always use the system's randomness).
     """
 
     circuit: str = "k10"
@@ -52,12 +52,12 @@ class DemoOptions:
 
     @property
     def shares(self) -> int:
-        """How many shares there will be."""
+        """Total number of shares."""
         return self.voters * len(PROPOSALS) * ballot.SHARES
 
 
 class Timing(Enum):
-    """How a vote's 16 shares are timed."""
+    """Due times of a vote's 16 shares."""
 
     SPREAD = "spread over the window"
     SAME_SECOND = "all in one second"
@@ -66,7 +66,7 @@ class Timing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One vote to be cast: option `decision` of `proposal` (ids from 1), with `weight`, timed as said."""
+    """One vote to cast: option `decision` of `proposal` (ids from 1), with `weight` and `timing`."""
 
     voter: int
     proposal: int
@@ -76,7 +76,7 @@ class Choice:
 
 
 def choices(options: DemoOptions, dice: random.Random) -> list[Choice]:
-    """Every voter's votes; the three timings take turns."""
+    """The votes of all voters, with alternating timings."""
     timings = list(Timing)
     made: list[Choice] = []
     for voter in range(options.voters):
@@ -94,7 +94,7 @@ def choices(options: DemoOptions, dice: random.Random) -> list[Choice]:
 
 
 def times(choice: Choice, now: float, spread: float, dice: random.Random) -> list[int]:
-    """The 16 times of a vote that is posted now."""
+    """The 16 due times of a vote that is posted now."""
     start = now + LEAD_SECONDS
     match choice.timing:
         case Timing.IMMEDIATE:
@@ -106,12 +106,12 @@ def times(choice: Choice, now: float, spread: float, dice: random.Random) -> lis
 
 
 def round_seconds(options: DemoOptions, proof_seconds: float, workers: int) -> float:
-    """How long the round must stay open, given what one proof takes here with one of `workers` provers."""
+    """Duration of the round, given the time of a proof on one of `workers` provers."""
     return SPARE_SECONDS + LEAD_SECONDS + options.spread + HEADROOM * options.shares * proof_seconds / workers
 
 
 def expected_tally(cast: Sequence[Choice]) -> dict[tuple[int, int], int]:
-    """What the chain must count: total weight by (proposal, option), options without votes left out."""
+    """The expected tally: total weight by (proposal, option), without options that have no votes."""
     totals: Counter[tuple[int, int]] = Counter()
     for choice in cast:
         totals[choice.proposal, choice.decision] += choice.weight

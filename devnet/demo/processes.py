@@ -1,4 +1,4 @@
-"""The chain and the helper as processes of their own, on free ports of this machine."""
+"""Chain and helper as child processes, on free ports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from devnet.postgres import Cluster
 
 START_SECONDS = 240.0
-"""How long a process may take until it listens."""
+"""Timeout in seconds for the start of a process."""
 
 
 class StartError(RuntimeError):
-    """A process did not come up; the message has the end of its log."""
+    """A process did not start. The text contains the end of its log."""
 
 
 @contextlib.asynccontextmanager
 async def chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
-    """A dev chain; yields its ready line (`rest`, `rpc`, …)."""
+    """Run a dev chain. Yields its ready line (`rest`, `rpc`, …)."""
     arguments = ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--circuit", circuit)
     async with _running("chain", folder, arguments) as ready:
         yield ready
@@ -32,9 +32,9 @@ async def chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """A helper for that chain, with its page.
+    """Run a helper for this chain, with its page.
 
-    Yields its ready line (`url`, `socket`), the operators' `token`, and under `sockets` where each host's figures are.
+    Yields its ready line (`url`, `socket`) with the operators' `token` and the control `sockets` of all hosts.
     """
     token = secrets.token_urlsafe(16)
     async with _serving("helper", folder, ready_chain, _page(folder, ready_chain, token), db=db) as ready:
@@ -43,10 +43,10 @@ async def helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """A host for each role on a database of their own; yields what `helper` does, of the one that takes shares.
+    """Run one host per role with a temporary PostgreSQL cluster. Yields like `helper`, for the host with the API.
 
     Raises:
-        ClusterError: there is no PostgreSQL on this machine, or it does not start.
+        ClusterError: PostgreSQL is not installed or does not start.
     """
     token, keys = secrets.token_urlsafe(16), folder / "store.key"
     keys.touch(0o600)
@@ -58,15 +58,15 @@ async def hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict
             settings = f'{more}\n{store}host = "{role}"\n'
             return await stack.enter_async_context(_serving(role, folder, ready_chain, settings, role=role))
 
-        # one after the other: the first makes the tables
+        # one after the other: the first creates the tables
         ready = await host("api", _page(folder, ready_chain, token))
         others = [await host(role, "\n[admin]\ndisable = true\n") for role in ("prover", "sender")]
-        yield {**ready, "token": token, "sockets": [one["socket"] for one in (ready, *others)]}
+        yield {**ready, "token": token, "sockets": [host_ready["socket"] for host_ready in (ready, *others)]}
 
 
 @contextlib.asynccontextmanager
 async def _database() -> AsyncIterator[str]:
-    """The address of an empty one."""
+    """Run a temporary PostgreSQL cluster. Yields its URL."""
     cluster = await asyncio.to_thread(Cluster, "demo")
     try:
         await asyncio.to_thread(cluster.start)
@@ -76,7 +76,7 @@ async def _database() -> AsyncIterator[str]:
 
 
 def _page(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
-    """Settings of the helper with the page, from the operators' token on."""
+    """Configuration of the helper with the page, starting within [operator]."""
     return (
         f"token = {json.dumps(token)}\n\n"
         f'[admin]\ndb_path = {json.dumps(str(folder / "admin.db"))}\nmode = "development"\n'
@@ -88,7 +88,7 @@ def _page(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
 async def _serving(
     name: str, folder: Path, ready_chain: dict[str, Any], more: str, *, db: Path | None = None, role: str = "all"
 ) -> AsyncIterator[dict[str, Any]]:
-    """One helper's process; `more` goes on within [operator]."""
+    """Run one helper. `more` is configuration that continues within [operator]."""
     settings, db = folder / f"{name}.toml", db or folder / f"{name}.db"
     settings.write_text(
         f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n'
@@ -101,7 +101,7 @@ async def _serving(
 
 @contextlib.asynccontextmanager
 async def _running(name: str, folder: Path, arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
-    """A process of ours, from its ready file to its end (asked first, then made to)."""
+    """Run a child process. Yields when its ready file exists; terminates it at the end, and kills it after 15 s."""
     ready_file, log_file = folder / f"{name}.ready", folder / f"{name}.log"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
     with log_file.open("wb") as log:

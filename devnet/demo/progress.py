@@ -1,4 +1,4 @@
-"""How far the shares are: four bars on a terminal, a plain line now and then elsewhere. All on standard error."""
+"""Progress of the shares on standard error: bars on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 STAGES = ("accepted", "proven", "broadcast", "confirmed")
 LINE_SECONDS = 2.0
-"""Seconds between plain lines."""
+"""Minimum seconds between plain lines."""
 
 
 class Bars:
-    """The four bars; a context manager."""
+    """Progress bars of the four stages; a context manager."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -44,7 +44,7 @@ class Bars:
             self._bars.stop()
 
     def show(self, done: dict[str, int]) -> None:
-        """Show how many shares have come how far."""
+        """Show the number of shares by stage."""
         if self._bars is not None:
             for number, stage in enumerate(STAGES):
                 self._bars.update(self._bars.task_ids[number], completed=done.get(stage, 0))
@@ -56,7 +56,7 @@ class Bars:
             self._line(done)
 
     def say(self, text: str) -> None:
-        """One line above the bars."""
+        """Print a line above the bars."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _line(self, done: dict[str, int]) -> None:

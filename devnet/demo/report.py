@@ -1,4 +1,4 @@
-"""What came of a demonstration: one object for machines, a table for people."""
+"""Result of the demo, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ Tally = Mapping[tuple[int, int], int]
 
 
 def needles(voted: Sequence[Voted], transactions: Mapping[str, bytes]) -> list[Needle]:
-    """What no request may name before its time.
+    """Values that no request may contain before a time.
 
     Args:
-        voted: the votes; a vote's own things may be named when its last share may.
-        transactions: the hash of the transaction that revealed a nullifier (hex).
+        voted: the votes. Values of a vote are allowed once its last share is due.
+        transactions: hash of the revealing transaction by nullifier (hex).
     """
-    found: list[Needle] = []
-    for vote in (one.vote for one in voted):
+    values: list[Needle] = []
+    for vote in (entry.vote for entry in voted):
         last = max(share.submit_at for share in vote.shares)
-        found += [
+        values += [
             Needle("position", vote.position, last),
             Needle("shares hash", vote.ballot.shares_hash, last),
             Needle("vote commitment", vote.ballot.commitment, last),
         ]
         for share in vote.shares:
             sealed, at = vote.ballot.shares[share.index], share.submit_at
-            found += [
+            values += [
                 Needle("nullifier", share.nullifier, at),
                 Needle("c1", sealed.c1, at),
                 Needle("c2", sealed.c2, at),
                 Needle("blind", sealed.blind, at),
             ]
             if share.nullifier.hex() in transactions:
-                found.append(Needle("transaction", transactions[share.nullifier.hex()], at))
-    return found
+                values.append(Needle("transaction", transactions[share.nullifier.hex()], at))
+    return values
 
 
 def early_requests(
     voted: Sequence[Voted], transactions: Mapping[str, bytes], requests: Sequence[Mapping[str, Any]]
 ) -> int:
-    """How many requests in the chain's own log, to any node and port, named something before its time."""
+    """Count the requests in the chain's log, to all nodes and ports, that contained a value too early."""
     return len(named_early(requests, needles(voted, transactions)))
 
 
 def tally_of(answer: Mapping[str, Any]) -> dict[tuple[int, int], int]:
-    """The chain's published results; options without votes left out (as Go leaves zeros out)."""
+    """The chain's published results, without options that have no votes (the chain omits zeros)."""
     rows = answer.get("results", [])
     totals = {(row["proposal_id"], row.get("vote_decision", 0)): row.get("total_value", 0) for row in rows}
     return {option: total for option, total in totals.items() if total}
 
 
 def together(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The facts of one queue: counts of all its hosts, and of everything else that which the host that does it has.
+    """Merge the facts of all hosts: the sum of their counts, all other values from the host with the role.
 
     Args:
-        hosts: each host's facts: of one that does all, or of who takes shares, who proves and who sends.
+        hosts: facts of a single host, or of those with the roles api, prover and sender.
     """
     counts: Counter[str] = Counter()
     for host in hosts:
@@ -80,7 +80,7 @@ def result(
     early: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """The object that `--json` prints. Times in milliseconds; rates per second."""
+    """The object printed by `--json`. Times are in milliseconds, rates per second."""
     counts, proving = facts["counts"], facts["proving_seconds"]
     shares = [share for one in voted for share in one.vote.shares]
     expected = expected_tally([one.choice for one in voted])
@@ -106,7 +106,7 @@ def result(
 
 
 def succeeded(outcome: Mapping[str, Any]) -> bool:
-    """Whether everything is there, nothing came early, and the tally is right."""
+    """Return whether all shares are confirmed, no request contained a value too early, and the tally is correct."""
     complete = outcome["shares"] == outcome["accepted"] == outcome["confirmed"]
     return bool(complete and outcome["tally_ok"] and not outcome["failed"] and not outcome["early"])
 
@@ -128,7 +128,7 @@ def _row(option: tuple[int, int], voted: int, counted: int) -> dict[str, Any]:
 
 
 def show(outcome: Mapping[str, Any], console: Console) -> None:
-    """Both tables."""
+    """Print the tables of shares and tally."""
     figures = Table(title="The shares", show_header=False)
     for name, value in (
         ("shares", outcome["shares"]),

@@ -1,4 +1,4 @@
-"""The demonstration from beginning to end."""
+"""Runs the demo."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from devnet.tx import Reveal, decode
 ROUND = "/shielded-vote/v1/round"
 POLL_SECONDS = 0.25
 CHAIN_PATIENCE = 90.0
-"""Seconds for the chain to open a round, or to publish its tally after the end."""
+"""Timeout in seconds for the chain to open a round, or to publish its tally after the end."""
 
 
 class DemoError(RuntimeError):
-    """The demonstration could not be carried through; says where."""
+    """The demo failed. The text states the step."""
 
 
 class Demo:
-    """One demonstration on a running chain and helper."""
+    """The demo on a running chain and helper."""
 
     def __init__(self, options: plan.DemoOptions, chain: dict[str, Any], helper: dict[str, Any]) -> None:
         self._options = options
@@ -49,11 +49,11 @@ class Demo:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
-        for one in self._sockets:
-            await one.aclose()
+        for client in self._sockets:
+            await client.aclose()
 
     async def run(self, bars: Bars) -> dict[str, Any]:
-        """Vote, wait for everything to be revealed and for the tally; the report."""
+        """Vote, wait for all reveals and the tally, and return the report."""
         began = time.monotonic()
         await self._publish()
         await self._helper_ready()
@@ -74,7 +74,7 @@ class Demo:
         return report.result(self._options, voted, facts, counted=counted, early=early, seconds=seconds)
 
     async def _vote(self, round_id: bytes, end: int, bars: Bars) -> list[Voted]:
-        """Cast and post all votes while the bars move, until all shares are confirmed or the round is over."""
+        """Cast and post all votes, and show progress until all shares are confirmed or the round has ended."""
         taken = 0
 
         def accepted(number: int) -> None:
@@ -102,7 +102,7 @@ class Demo:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _publish(self) -> None:
-        """The voting configuration that wallets would read, and the page's network view shows."""
+        """Publish the voting configuration, which the page's network view shows."""
         config = {"version": "1", "vote_servers": [{"url": self._helper_url, "label": "The demonstration's helper"}]}
         (await self._http.post(f"{self._chain_url}/devnet/voting-config", json=config)).raise_for_status()
 
@@ -124,7 +124,7 @@ class Demo:
         async with self._patience("the round to open", CHAIN_PATIENCE):
             while await self._round_status(round_id) != 1:
                 await asyncio.sleep(POLL_SECONDS)
-        # Voters delegate before they vote; so positions are numbers that no height has, and the log can be searched.
+        # Voters delegate before they vote: positions are then larger than any height, and can be found in the log.
         delegations = {"round_id": round_id.hex(), "count": plan.DELEGATIONS}
         (await self._http.post(f"{self._chain_url}/devnet/delegate", json=delegations)).raise_for_status()
         return round_id, int(made["vote_end_time"])
@@ -134,7 +134,7 @@ class Demo:
         return int(answer.json()["round"]["status"]) if answer.status_code == 200 else None
 
     async def _end_round(self, round_id: bytes, bars: Bars) -> None:
-        """Have the chain end the round once every share is confirmed; otherwise it ends at its own time."""
+        """End the round early if all shares are confirmed."""
         complete = (await self._facts())["counts"].get("confirmed", 0) >= self._options.shares
         if not complete:
             bars.say("the round ends before every share is confirmed")
@@ -156,16 +156,16 @@ class Demo:
         return report.together(await self._each())
 
     async def _each(self) -> list[dict[str, Any]]:
-        """Every host's facts."""
-        found = []
-        for one in self._sockets:
-            answer = await one.get("/stats")
+        """The facts of all hosts."""
+        facts = []
+        for client in self._sockets:
+            answer = await client.get("/stats")
             answer.raise_for_status()
-            found.append(answer.json()["service"])
-        return found
+            facts.append(answer.json()["service"])
+        return facts
 
     async def _requests(self) -> list[dict[str, Any]]:
-        """The chain's whole request log."""
+        """The chain's entire request log."""
         entries: list[dict[str, Any]] = []
         while True:
             after = entries[-1]["seq"] if entries else 0
@@ -176,18 +176,18 @@ class Demo:
             entries += page
 
     async def _transactions(self, round_id: bytes) -> dict[str, bytes]:
-        """The hash of the transaction by which each nullifier (hex) came into a block."""
-        page, found = 1, dict[str, bytes]()
+        """The hash of the revealing transaction by nullifier (hex)."""
+        page, hashes = 1, dict[str, bytes]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
             params = {"query": query, "per_page": "100", "page": str(page)}
             answer = await self._http.get(f"{self._rpc_url}/tx_search", params=params)
             if answer.status_code != 200:  # beyond the last page
-                return found
+                return hashes
             for tx in answer.json()["result"]["txs"]:
                 reveal = decode(base64.b64decode(tx["tx"]))
                 if isinstance(reveal, Reveal):
-                    found[reveal.nullifier.hex()] = bytes.fromhex(tx["hash"])
+                    hashes[reveal.nullifier.hex()] = bytes.fromhex(tx["hash"])
             page += 1
 
     @contextlib.asynccontextmanager
@@ -200,12 +200,12 @@ class Demo:
 
 
 async def demonstrate(options: plan.DemoOptions, tell: Console) -> dict[str, Any]:
-    """Start everything, run the demonstration, stop everything (or go on until interrupted, with `keep`).
+    """Start chain and helper, run the demo, and stop them; with `keep`, run until interrupted.
 
     Raises:
-        DemoError: something that had to happen did not.
-        processes.StartError: the chain or the helper did not come up.
-        ClusterError: there is no PostgreSQL on this machine, or it does not start.
+        DemoError: the demo failed.
+        processes.StartError: the chain or the helper did not start.
+        ClusterError: PostgreSQL is not installed or does not start.
     """
     with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
         folder = Path(name)

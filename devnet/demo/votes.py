@@ -1,4 +1,4 @@
-"""The demo's wallets: each seals its votes, casts them on the chain, and posts the shares to the helper."""
+"""Wallets of the demo: each encrypts its votes, casts them on the chain, and posts the shares to the helper."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from devnet.demo.plan import Choice, times
 from devnet.wallet import CastVote, Wallet
 
 AT_ONCE = 4
-"""Wallets that vote at the same time."""
+"""Wallets that vote concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voted:
-    """A choice and what its wallet did."""
+    """A choice and the resulting vote."""
 
     choice: Choice
     vote: CastVote
@@ -33,7 +33,7 @@ async def vote_all(
     dice: random.Random,
     accepted: Callable[[int], None],
 ) -> list[Voted]:
-    """Every vote; `accepted` is told the number of shares that the helper took, vote by vote."""
+    """Cast all votes. `accepted` is called per vote with the number of accepted shares."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def vote(choice: Choice) -> Voted:

@@ -139,7 +139,7 @@ async def test_a_chain_comes_back_from_its_file_without_its_mempool(tmp_path: Pa
     async with running(db=path) as third:
         # The totals come from the file, not from another decryption.
         assert third.devnet.chain.rounds[round_id].totals == {(1, 1): 77}
-    with pytest.raises(JournalError, match="holds the chain"):
+    with pytest.raises(JournalError, match="contains chain"):
         async with running(db=path, chain_id="another-1"):
             pass
 
