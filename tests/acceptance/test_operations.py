@@ -175,7 +175,7 @@ def test_the_page_does_what_it_says(site: Site) -> None:
                     continue
                 site.do(block)
                 site.until(by_name["see", block.name], well=False)
-                site.do(by_name["mend", block.name])
+                site.do(by_name["fix", block.name])
                 site.until(healthy, well=True)
 
 
