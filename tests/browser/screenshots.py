@@ -53,7 +53,7 @@ async def take(
         await stage.vote(in_seconds(12), proposal=2)
     await scene(visitor)
     if name == "queue":
-        await visitor.page.get_by_text("As a table").click()  # closed again
+        await visitor.page.get_by_text("Show as table").click()  # closed again
         await visitor.page.locator("dl.states .value").nth(3).filter(has_text="7").wait_for()
     await visitor.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     await visitor.page.screenshot(path=FOLDER / f"{name}.png", full_page=True)

@@ -127,5 +127,5 @@ async def test_the_visitors_choice_of_colours_stays(visitor: Visitor) -> None:
     await visitor.page.reload()
     await visitor.heading("Rounds")
     assert await visitor.page.evaluate(paper) == dark
-    await visitor.page.get_by_role("radio", name="As the system has it").check()
+    await visitor.page.get_by_role("radio", name="System").check()
     assert await visitor.page.evaluate(paper) == light

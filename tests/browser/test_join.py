@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 async def fill_in(visitor: Visitor, moniker: str, url: str = "https://helper.example.org") -> None:
     await visitor.page.get_by_label("Name", exact=True).fill(moniker)
-    await visitor.page.get_by_label("Helper's URL").fill(url)
+    await visitor.page.get_by_label("Helper URL").fill(url)
 
 
 async def review(visitor: Visitor, moniker: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ async def review(visitor: Visitor, moniker: str) -> dict[str, Any]:
     await visitor.press("Connect Keplr")
     await visitor.shows("Connected as")
     await visitor.press("Show the text")
-    text = await visitor.page.get_by_role("group", name="text to be signed").inner_text()
+    text = await visitor.page.get_by_role("group", name="text to sign").inner_text()
     claim: dict[str, Any] = json.loads(text)
     return claim
 
@@ -52,7 +52,7 @@ async def test_a_registration_waits_until_its_validator_bonds(visitor: Visitor, 
 
     waiting = (await stage.pending())[claim["operator_address"]]
     assert (waiting["moniker"], waiting["url"]) == (claim["moniker"], claim["url"])
-    await visitor.page.get_by_role("link", name="See who waits").click()
+    await visitor.page.get_by_role("link", name="Show pending validators").click()
     row = visitor.page.get_by_role("row", name=claim["moniker"])
     await row.wait_for()
 
@@ -87,13 +87,13 @@ async def test_without_keplr_there_are_a_command_and_a_form(visitor: Visitor, st
     await visitor.open("/join")
     await fill_in(visitor, "no wallet's node")
     await visitor.press("Connect Keplr")
-    await visitor.shows("Keplr is not in this browser")
+    await visitor.shows("Keplr was not found in this browser")
     await visitor.page.get_by_role("radio", name="Key tool").check()
     key = new_key()
     signer = await _tool(visitor, key, "")
-    await visitor.page.get_by_label("Operator's address").fill(signer["address"])
+    await visitor.page.get_by_label("Operator address").fill(signer["address"])
     await visitor.press("Show the text")
-    text = await visitor.page.get_by_role("group", name="text to be signed").inner_text()
+    text = await visitor.page.get_by_role("group", name="text to sign").inner_text()
     command = visitor.page.get_by_role("group", name="command to sign")
     await expect(command).to_contain_text('svoted sign-arbitrary \'{"operator_address":')
     # as the tool prints it: one line of JSON with both, pasted whole
@@ -132,7 +132,7 @@ async def test_a_pasted_signature_of_another_text_is_refused_with_the_reason(vis
     await visitor.page.get_by_role("radio", name="Key tool").check()
     key = new_key()
     signer = await _tool(visitor, key, "")
-    await visitor.page.get_by_label("Operator's address").fill(signer["address"])
+    await visitor.page.get_by_label("Operator address").fill(signer["address"])
     await visitor.press("Show the text")
     printed = (await _tool(visitor, key, "another text"))["printed"]
     await visitor.page.get_by_label("Public key").fill(printed["pub_key"])
@@ -209,7 +209,7 @@ async def test_an_account_that_is_switched_signs_for_nobody(visitor: Visitor, wh
     else:
         await visitor.press("Sign with Keplr and send")
     await visitor.shows("The account was switched in Keplr")
-    await expect(visitor.page.get_by_role("group", name="text to be signed")).to_have_count(0)
+    await expect(visitor.page.get_by_role("group", name="text to sign")).to_have_count(0)
     assert not [url for url in visitor.asked if url.endswith("/api/register-validator")]
     again = await review(visitor, "switching")
     assert again["operator_address"] != claim["operator_address"], "the text is the new account's"
@@ -242,5 +242,5 @@ async def test_details_that_would_be_refused_are_never_signed(visitor: Visitor) 
     await visitor.press("Connect Keplr")
     await visitor.shows("Connected as")
     await visitor.press("Show the text")
-    await expect(visitor.page.get_by_label("Helper's URL")).to_be_focused()
+    await expect(visitor.page.get_by_label("Helper URL")).to_be_focused()
     assert await visitor.wallet_asked("signArbitrary") == []

@@ -51,7 +51,7 @@ async def test_the_network_is_shown_and_asked_how_it_is(visitor: Visitor, stage:
     await own.get_by_text("Reachable", exact=True).wait_for()
     assert re.fullmatch(r"[\d.,]+ (ms|s)", await own.locator(".latency").inner_text())
     await silent.get_by_text("Not reachable").wait_for()
-    await attic.get_by_text("Cannot be asked from here").wait_for()
+    await attic.get_by_text("Not checked").wait_for()
     await card.filter(has_text="https://pir.example.org").wait_for()
     await visitor.shows("min_wallet")
 
@@ -80,7 +80,7 @@ async def test_rounds_are_shown_with_their_ends_and_totals(visitor: Visitor, sta
     await expect(row.get_by_role("cell").last).to_have_text("100.0%")
     assert stage.support == 1260
     late = visitor.page.get_by_role("table", name=f"Result of “{PROPOSALS[1]['title']}”")
-    await expect(late.get_by_role("row", name="In all").get_by_role("cell").first).to_have_text("0")
+    await expect(late.get_by_role("row", name="Total").get_by_role("cell").first).to_have_text("0")
 
 
 async def counts(round_card: Locator) -> dict[str, int]:
@@ -116,7 +116,7 @@ async def test_the_queue_is_live(visitor: Visitor, stage: Stage) -> None:
     failures = visitor.page.get_by_role("region", name="Recent failures")
     await failures.get_by_text("the round closed before it was counted").wait_for()
     await failures.get_by_text("16 ×").wait_for()
-    await visitor.page.get_by_text("As a table").click()
+    await visitor.page.get_by_text("Show as table").click()
     table = visitor.page.get_by_role("table", name=re.compile("Shares due per minute"))
     due = [int(await cell.inner_text()) for cell in await table.get_by_role("cell").all()]
     assert 0 < sum(due) <= 32
@@ -149,12 +149,12 @@ async def test_a_wrong_token_is_refused_and_the_right_one_is_forgotten_when_told
     await visitor.press("Watch the queue")
     await visitor.shows("The token was refused")
     await visitor.page.get_by_label("Operator token").fill(TOKEN)
-    await visitor.page.get_by_label("Keep it for this tab").check()
+    await visitor.page.get_by_label("Remember for this tab").check()
     await visitor.press("Watch the queue")
     await visitor.live()
     await visitor.page.reload()
     await visitor.live()
-    await visitor.press("Forget the token")
+    await visitor.press("Sign out")
     await visitor.page.get_by_label("Operator token").wait_for()
     assert await visitor.page.evaluate("JSON.stringify([sessionStorage, localStorage])") == "[{},{}]"
 

@@ -37,7 +37,7 @@ async def join(visitor: Visitor) -> None:
 async def filled_in(visitor: Visitor) -> None:
     await join(visitor)
     await visitor.page.get_by_label("Name", exact=True).fill("Lighthouse")
-    await visitor.page.get_by_label("Helper's URL").fill("https://helper.example.org")
+    await visitor.page.get_by_label("Helper URL").fill("https://helper.example.org")
 
 
 async def reviewed(visitor: Visitor) -> None:
@@ -45,7 +45,7 @@ async def reviewed(visitor: Visitor) -> None:
     await visitor.press("Connect Keplr")
     await visitor.shows("Connected as")
     await visitor.press("Show the text")
-    await visitor.page.get_by_role("group", name="text to be signed").wait_for()
+    await visitor.page.get_by_role("group", name="text to sign").wait_for()
 
 
 async def refused(visitor: Visitor) -> None:
@@ -57,7 +57,7 @@ async def refused(visitor: Visitor) -> None:
 
 async def wrong_details(visitor: Visitor) -> None:
     await join(visitor)
-    await visitor.page.get_by_label("Helper's URL").fill("http://localhost")
+    await visitor.page.get_by_label("Helper URL").fill("http://localhost")
     await visitor.press("Show the text")
     await visitor.shows("Give your validator a name")
 
@@ -65,7 +65,7 @@ async def wrong_details(visitor: Visitor) -> None:
 async def key_tool(visitor: Visitor) -> None:
     await filled_in(visitor)
     await visitor.page.get_by_role("radio", name="Key tool").check()
-    await visitor.page.get_by_label("Operator's address").fill("sv1p2amg2qs5ze7h6hz85vqzwwg300sdunsvremn3")
+    await visitor.page.get_by_label("Operator address").fill("sv1p2amg2qs5ze7h6hz85vqzwwg300sdunsvremn3")
     await visitor.press("Show the text")
     await visitor.press("Send the registration")
     await visitor.shows("Paste the signature")
@@ -123,12 +123,12 @@ async def token(visitor: Visitor) -> None:
 async def queue(visitor: Visitor) -> None:
     await visitor.watch_queue(TOKEN)
     await visitor.page.locator(".chart canvas").wait_for()
-    await visitor.page.get_by_text("As a table").click()
+    await visitor.page.get_by_text("Show as table").click()
 
 
 async def not_found(visitor: Visitor) -> None:
     await visitor.open("/nowhere")
-    await visitor.heading("Nothing here")
+    await visitor.heading("Page not found")
 
 
 SCENES: dict[str, Scene] = {

@@ -42,7 +42,7 @@ export function App() {
   return (
     <>
       <a class="skip" href="#main">
-        Skip to the content
+        Skip to content
       </a>
       <Rail current={route} />
       <main id="main" ref={main} tabIndex={-1}>
@@ -100,7 +100,7 @@ function Mark() {
 }
 
 const THEME_ICONS: Record<Theme, { label: string; path: string }> = {
-  auto: { label: "As the system has it", path: "M2 3.5h12v8H2zM5.5 14h5" },
+  auto: { label: "System", path: "M2 3.5h12v8H2zM5.5 14h5" },
   light: {
     label: "Light",
     path: "M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6zM8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
@@ -147,8 +147,8 @@ function Announcer() {
 
 function NotFound() {
   return (
-    <PageHead title="Nothing here">
-      There is no such page. Try <a href="/join">Join</a>, <a href="/validators">Waiting validators</a>,{" "}
+    <PageHead title="Page not found">
+      This page does not exist. Try <a href="/join">Join</a>, <a href="/validators">Pending validators</a>,{" "}
       <a href="/network">Network</a>, <a href="/rounds">Rounds</a> or <a href="/queue">Queue</a>.
     </PageHead>
   );

@@ -1,10 +1,10 @@
-/** Five paths, and the browser's own history. */
+/** Routes and browser history. */
 
 import { useEffect, useState } from "preact/hooks";
 
 export const ROUTES = {
   join: { path: "/join", label: "Join", title: "Join" },
-  validators: { path: "/validators", label: "Waiting", title: "Waiting validators" },
+  validators: { path: "/validators", label: "Pending", title: "Pending validators" },
   network: { path: "/network", label: "Network", title: "Network" },
   rounds: { path: "/rounds", label: "Rounds", title: "Rounds" },
   queue: { path: "/queue", label: "Queue", title: "Queue" },

@@ -57,7 +57,7 @@ describe("asking a vote server", () => {
   it.each([
     ["{}", 503, "answered 503"],
     ["<html>", 200, "answered something that is not JSON"],
-    ['{"status":"starting"}', 200, "says “starting”"],
+    ['{"status":"starting"}', 200, "reports “starting”"],
     ["null", 200, "answered something that is not JSON"],
   ])("that answers %s with %i", async (body, status, said) => {
     answers(body, status);

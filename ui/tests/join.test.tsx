@@ -40,10 +40,10 @@ describe("joining with Keplr", () => {
     wallet();
     render(<Join />);
     await fillAndConnect();
-    type(/^Helper's URL/, "http://helper.example.org");
+    type(/^Helper URL/, "http://helper.example.org");
     press(/Show the text/);
     expect(screen.getByText("Must begin with https://")).toBeTruthy();
-    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+    expect(screen.queryByText(/This exact text is signed/)).toBeNull();
     expect(document.activeElement?.id).toBe("url");
   });
 
@@ -53,7 +53,7 @@ describe("joining with Keplr", () => {
     render(<Join />);
     await review();
     type(/^Name/, "other");
-    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+    expect(screen.queryByText(/This exact text is signed/)).toBeNull();
   });
 
   it("says what to do when there is no wallet", async () => {
@@ -61,7 +61,7 @@ describe("joining with Keplr", () => {
     vi.stubGlobal("keplr", undefined);
     render(<Join />);
     press(/Connect Keplr/);
-    await screen.findByText("Keplr is not in this browser", {}, { timeout: 3_000 });
+    await screen.findByText("Keplr was not found in this browser", {}, { timeout: 3_000 });
   });
 
   it.each([
@@ -82,7 +82,7 @@ describe("joining with Keplr", () => {
     await review();
     press(/Sign with Keplr/);
     await screen.findByText("The request was refused in Keplr");
-    expect(screen.getByText(/Exactly this is signed/)).toBeTruthy();
+    expect(screen.getByText(/This exact text is signed/)).toBeTruthy();
     expect(sent()).toEqual([]);
   });
 
@@ -95,7 +95,7 @@ describe("joining with Keplr", () => {
     await screen.findByText(/Keplr shows the same text/);
     dispatchEvent(new Event(SWITCHED));
     await screen.findByText("The account was switched in Keplr");
-    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+    expect(screen.queryByText(/This exact text is signed/)).toBeNull();
     expect(screen.getByRole("button", { name: "Connect Keplr" })).toBeTruthy();
     expect(sent()).toEqual([]);
   });
@@ -107,7 +107,7 @@ describe("joining with Keplr", () => {
     await review();
     dispatchEvent(new Event(SWITCHED));
     await screen.findByText("The account was switched in Keplr");
-    expect(screen.queryByText(/Exactly this is signed/)).toBeNull();
+    expect(screen.queryByText(/This exact text is signed/)).toBeNull();
   });
 
   it("passes on why the server refused", async () => {
@@ -126,9 +126,9 @@ describe("joining without Keplr", () => {
     render(<Join />);
     type(/^Name/, "it's mine");
     fireEvent.click(screen.getByLabelText(/Key tool/));
-    type(/^Operator's address/, signer);
+    type(/^Operator address/, signer);
     press(/Show the text/);
-    const text = (await screen.findByRole("group", { name: "text to be signed" })).textContent ?? "";
+    const text = (await screen.findByRole("group", { name: "text to sign" })).textContent ?? "";
     const command = screen.getByRole("group", { name: "command to sign" }).textContent;
     expect(command).toBe(`svoted sign-arbitrary '${text.replace("'", "'\\''")}' --from NAME`);
     press(/Send the registration/);
@@ -162,7 +162,7 @@ describe("the clock", () => {
     expect(screen.getByText(new RegExp(`${said} the server's`))).toBeTruthy();
   });
 
-  it("is not told of for less", async () => {
+  it("shows no warning for less", async () => {
     const { asked } = serve({
       "/api/ui-config": {
         body: { mode: "production" },

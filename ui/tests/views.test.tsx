@@ -14,8 +14,8 @@ describe("the page", () => {
     render(<App />);
     expect(document.title).toBe("Join · svote-helper");
     go("/validators");
-    await screen.findByText("Nobody waits");
-    expect(document.title).toBe("Waiting validators · svote-helper");
+    await screen.findByText("No pending validators");
+    expect(document.title).toBe("Pending validators · svote-helper");
     expect(document.activeElement?.tagName).toBe("H1");
     expect(screen.getByRole("link", { current: "page" }).getAttribute("href")).toBe("/validators");
   });
@@ -24,7 +24,7 @@ describe("the page", () => {
     serve();
     history.replaceState(null, "", "/nowhere");
     render(<App />);
-    expect(screen.getByRole("heading", { name: "Nothing here" })).toBeTruthy();
+    expect(screen.getByRole("heading", { name: "Page not found" })).toBeTruthy();
   });
 
   it("says what failed, and tries again", async () => {
@@ -88,19 +88,19 @@ describe("the queue", () => {
     expect(screen.getByText("syncing")).toBeTruthy();
     expect(sessionStorage.length).toBe(0);
     expect(asked.every(({ path }) => !path.includes("secret"))).toBe(true);
-    press(/Forget the token/);
+    press(/Sign out/);
     await screen.findByLabelText(/^Operator token/);
   });
 
   it.each([
     [401, "The token was refused"],
-    [404, "This helper shows its queue to nobody"],
+    [404, "The queue view is not enabled"],
   ])("says what %i means and forgets the token", async (status, title) => {
     serve({ [events]: { status, body: {} } });
     history.replaceState(null, "", "/queue");
     render(<App />);
     type(/^Operator token/, "wrong");
-    fireEvent.click(screen.getByLabelText(/Keep it for this tab/));
+    fireEvent.click(screen.getByLabelText(/Remember for this tab/));
     press(/Watch the queue/);
     await screen.findByText(title);
     expect(sessionStorage.length).toBe(0);
@@ -114,11 +114,11 @@ describe("a tally", () => {
   it("shows parts of the whole", () => {
     render(<Tally proposal={{ id: 1, title: "x", options: options([3, 1]) }} />);
     expect(screen.getByText("75.0%")).toBeTruthy();
-    expect(screen.getByText("In all").parentElement?.textContent).toContain("4");
+    expect(screen.getByText("Total").parentElement?.textContent).toContain("4");
   });
 
   it("stands without votes, and without figures", () => {
     render(<Tally proposal={{ id: 1, title: "x", options: options([0, null]) }} />);
-    expect(screen.getByText("not told")).toBeTruthy();
+    expect(screen.getByText("not published")).toBeTruthy();
   });
 });

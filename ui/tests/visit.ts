@@ -59,7 +59,7 @@ export const press = (name: RegExp) => fireEvent.click(screen.getByRole("button"
 
 export async function fillAndConnect() {
   type(/^Name/, "Höhle <&> node");
-  type(/^Helper's URL/, "https://helper.example.org");
+  type(/^Helper URL/, "https://helper.example.org");
   press(/Connect Keplr/);
   await screen.findByText("Operator");
 }
@@ -67,8 +67,8 @@ export async function fillAndConnect() {
 export async function review() {
   await fillAndConnect();
   press(/Show the text/);
-  await screen.findByText(/Exactly this is signed/);
-  return screen.getByRole("group", { name: "text to be signed" }).textContent ?? "";
+  await screen.findByText(/This exact text is signed/);
+  return screen.getByRole("group", { name: "text to sign" }).textContent ?? "";
 }
 
 /** What every test of a view begins and ends with. */

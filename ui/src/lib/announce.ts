@@ -1,4 +1,4 @@
-/** One sentence for screen readers, said once. */
+/** Announcements for screen readers. */
 
 type Listener = (text: string) => void;
 let listener: Listener = () => {};

@@ -1,4 +1,4 @@
-/** Whether what is left to prove fits into the time that is left. */
+/** Whether the remaining proofs fit into the remaining time. */
 
 import { ACTIVE, PENDING, type QueueRound } from "./types";
 

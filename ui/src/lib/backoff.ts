@@ -1,4 +1,4 @@
-/** How long to wait before asking again. */
+/** Delay before a retry. */
 
 export const FIRST_MS = 1_000;
 export const LONGEST_MS = 30_000;

@@ -1,4 +1,4 @@
-/** What a validator says of itself, and the exact text that its key signs. Mirrors what the server checks. */
+/** A registration and the exact text to sign. Mirrors the server's checks. */
 
 export interface Claim {
   operator_address: string;
@@ -30,7 +30,7 @@ export function signedText(claim: Claim): string {
 export function checkMoniker(moniker: string): string | null {
   if (!moniker.trim()) return "Give your validator a name.";
   if (UNSIGNED.test(moniker)) return "Contains a control character or line separator: type it instead of pasting it.";
-  if (!SEEN.test(moniker)) return "Nothing of this name can be seen.";
+  if (!SEEN.test(moniker)) return "This name has only invisible characters.";
   if (MISLEADING.test(moniker)) return "Contains an invisible character that changes the direction of writing.";
   if ([...moniker].length > LONGEST_MONIKER) return `Longer than ${LONGEST_MONIKER} characters.`;
   return null;
@@ -45,14 +45,14 @@ export function checkUrl(url: string, production: boolean): string | null {
   try {
     parsed = new URL(url);
   } catch {
-    return "Not a URL: it should look like https://vote.example.org";
+    return "Invalid URL. Example: https://vote.example.org";
   }
   if (production ? parsed.protocol !== "https:" : !/^https?:$/.test(parsed.protocol)) {
     return production ? "Must begin with https://" : "Must begin with https:// or http://";
   }
-  if (parsed.username || parsed.password) return "Must not carry a user name or password.";
-  if (url.includes("#")) return "Must not carry a fragment (#).";
-  if (production && isPrivate(parsed.hostname)) return "Names a host that only your own network can reach.";
+  if (parsed.username || parsed.password) return "Must not contain a user name or password.";
+  if (url.includes("#")) return "Must not contain a fragment (#).";
+  if (production && isPrivate(parsed.hostname)) return "The host is private and cannot be reached from the internet.";
   return null;
 }
 
@@ -113,12 +113,12 @@ export function checkPasted({ pub_key, signature }: Pasted): { pub_key: string |
     pub_key: !pub_key.trim()
       ? "Paste the public key."
       : uneven
-        ? "Not a compressed public key: 33 bytes in base64, 44 characters, are expected."
+        ? "Invalid public key: expected a compressed key of 33 bytes in base64 (44 characters)."
         : null,
     signature: !signature.trim()
       ? "Paste the signature."
       : signed?.length !== 64
-        ? "Not a signature: 64 bytes in base64, 88 characters, are expected."
+        ? "Invalid signature: expected 64 bytes in base64 (88 characters)."
         : null,
   };
 }

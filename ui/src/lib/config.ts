@@ -1,4 +1,4 @@
-/** The published voting configuration, read with care: it comes from elsewhere. */
+/** Parses the published voting configuration, which is untrusted input. */
 
 export interface Place {
   url: string;
@@ -101,7 +101,7 @@ function readStatus(
 ): { kind: "ok"; leaves: number | null; height: number | null } | { kind: "odd"; said: string } {
   try {
     const { status, tree } = JSON.parse(body) as { status?: unknown; tree?: Record<string, unknown> };
-    if (status !== "ok") return { kind: "odd", said: `says “${text(status).slice(0, 40) || "nothing of its state"}”` };
+    if (status !== "ok") return { kind: "odd", said: `reports “${text(status).slice(0, 40) || "no status"}”` };
     const count = (value: unknown) => (typeof value === "number" ? value : null);
     return { kind: "ok", leaves: count(tree?.leaf_count), height: count(tree?.anchor_height) };
   } catch {

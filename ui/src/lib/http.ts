@@ -49,7 +49,7 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
       wait > 0 ? wait : null,
     );
   }
-  if (body === undefined) throw new HttpError("The server's answer is not JSON.", answer.status);
+  if (body === undefined) throw new HttpError("The server's response is not JSON.", answer.status);
   const next = /<([^>]*)>\s*;\s*rel="?next"?/.exec(answer.headers.get("link") ?? "")?.[1];
   const nextPath = next === undefined ? null : resolvePath(next, path);
   return { body: body as T, date: answer.headers.get("date"), next: nextPath };

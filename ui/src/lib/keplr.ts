@@ -33,9 +33,9 @@ export type Problem = "absent" | "locked" | "empty" | "refused" | "switched" | "
 
 export const ADVICE: Record<Problem, { title: string; advice: string }> = {
   absent: {
-    title: "Keplr is not in this browser",
+    title: "Keplr was not found in this browser",
     advice:
-      "Install the Keplr extension, or allow it on this site if it is switched off here, and reload the page. Or sign with the chain's key tool.",
+      "Install the Keplr extension, or allow it on this site if it is disabled here, and reload the page. Or sign with the chain's key tool.",
   },
   locked: {
     title: "Keplr is locked",
@@ -47,12 +47,12 @@ export const ADVICE: Record<Problem, { title: string; advice: string }> = {
   },
   refused: {
     title: "The request was refused in Keplr",
-    advice: "Nothing was signed or sent. If that was by mistake, try again and approve the request in Keplr's window.",
+    advice: "Nothing was signed or sent. To continue, try again and approve the request in the Keplr window.",
   },
   switched: {
     title: "The account was switched in Keplr",
     advice:
-      "Nothing was sent. Choose your validator's operator account in the extension, connect again, and look at the new text.",
+      "Nothing was sent. Select your validator's operator account in the extension, connect again, and review the new text.",
   },
   chain: {
     title: "Keplr does not know this chain",
@@ -60,12 +60,12 @@ export const ADVICE: Record<Problem, { title: string; advice: string }> = {
       "Approve the request to add the chain when you connect. If Keplr has an old entry of this chain, remove it there first.",
   },
   server: {
-    title: "This server does not know its chain yet",
-    advice: "It has no chain id or node addresses to give to Keplr. Try again in a minute, or sign with the key tool.",
+    title: "This server has no chain data yet",
+    advice: "It has no chain ID or node addresses for Keplr. Try again in a minute, or sign with the key tool.",
   },
   failed: {
-    title: "Keplr could not do it",
-    advice: "Nothing was sent. Try again; if it stays so, reload the page or sign with the chain's key tool.",
+    title: "Keplr reported an error",
+    advice: "Nothing was sent. Try again. If the error persists, reload the page or sign with the chain's key tool.",
   },
 };
 
@@ -79,7 +79,7 @@ export class KeplrError extends Error {
   }
 }
 
-/** What a wallet's error means. Its texts have changed over the years, so they are looked at loosely. */
+/** Classifies a wallet error. Messages differ between versions, so matching is loose. */
 export function explain(error: unknown): KeplrError {
   if (error instanceof KeplrError) return error;
   const text = error instanceof Error ? error.message : String(error);

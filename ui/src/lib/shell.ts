@@ -1,6 +1,6 @@
-/** Text for a POSIX shell. */
+/** Quoting for POSIX shells. */
 
-/** A word that the shell hands on unchanged, whatever is in it. */
+/** Quotes a word so that the shell passes it unchanged. */
 export function quote(word: string): string {
   return /^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

@@ -79,7 +79,7 @@ export function follow(options: StreamOptions): () => void {
         first = parser.retry ?? first;
       }
     } catch (error) {
-      if (quiet.signal.aborted && !stopped.signal.aborted) throw new Ended("The stream fell silent");
+      if (quiet.signal.aborted && !stopped.signal.aborted) throw new Ended("The stream timed out");
       throw error;
     } finally {
       clearTimeout(silence);

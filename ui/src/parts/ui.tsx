@@ -1,4 +1,4 @@
-/** The small parts that all views share. */
+/** Components shared by all views. */
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -21,7 +21,7 @@ export function Notice({
   tone: "info" | "warn" | "bad" | "good";
   title: string;
   children?: ComponentChildren;
-  /** Said by screen readers when it appears. */
+  /** Announced by screen readers when it appears. */
   live?: boolean;
 }) {
   return (
@@ -65,7 +65,7 @@ async function toClipboard(text: string): Promise<void> {
   if (!done) throw new Error("not copied");
 }
 
-/** Copies a text; `what` says which, for those who hear the button instead of seeing it. */
+/** Copies a text; `what` is the accessible name of the text. */
 export function Copy({ text, what, label }: { text: string; what: string; label?: string }) {
   const [state, setState] = useState<"idle" | "done" | "failed">("idle");
   const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
@@ -104,7 +104,7 @@ export function Copy({ text, what, label }: { text: string; what: string; label?
   );
 }
 
-/** A long name: its ends are shown, the whole of it is in the title and on the clipboard. */
+/** A shortened name; the title and the clipboard have the full text. */
 export function Name({ text, what, head, tail }: { text: string; what: string; head?: number; tail?: number }) {
   return (
     <span class="name">
@@ -155,7 +155,7 @@ export function Figure({
   );
 }
 
-/** What stands in place of data that is not there: being fetched, failed, or empty. */
+/** Shows loading, error or the data. */
 export function Loaded<T>({
   from,
   what,
@@ -164,7 +164,7 @@ export function Loaded<T>({
 }: {
   from: Resource<T>;
   what: string;
-  /** What stands there instead of a certain failure; null for the server's own words. */
+  /** Replaces the notice for a given failure; null shows the server's message. */
   failed?: (status: number) => ComponentChildren | null;
   children: (data: T) => ComponentChildren;
 }) {
@@ -176,7 +176,7 @@ export function Loaded<T>({
       {error && (
         <Notice tone="bad" live title={data === null ? `Could not load ${what}` : `Could not refresh ${what}`}>
           <p>{sentence(error.message)}</p>
-          {data !== null && <p>What you see below is from before.</p>}
+          {data !== null && <p>The data below is from the last successful update.</p>}
           <p>
             <button type="button" class="quiet" onClick={reload} disabled={loading}>
               Try again

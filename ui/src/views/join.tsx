@@ -100,7 +100,7 @@ export function Join() {
     };
     setProblem(null);
     setPrepared({ claim, text: signedText(claim) });
-    announce("The text to be signed is shown.");
+    announce("The text to sign is shown.");
   };
 
   const send = (claim: Claim, signed: { pub_key: string; signature: string }) =>
@@ -141,8 +141,8 @@ export function Join() {
   return (
     <>
       <PageHead title="Join the network">
-        Tell the other operators that your validator wants in. Your operator key signs one short text: that moves no
-        funds, and the key itself never leaves its place.
+        Register your validator with the other operators. Your operator key signs a short text. This moves no funds, and
+        the key never leaves your wallet or machine.
       </PageHead>
       <ClockWarning skew={config.skew} />
       <form
@@ -157,7 +157,7 @@ export function Join() {
           <Field
             id="moniker"
             label="Name"
-            hint="As it shall be shown to people"
+            hint="Display name"
             value={moniker}
             problem={told || moniker ? details.moniker : null}
             autocomplete="organization"
@@ -168,8 +168,8 @@ export function Join() {
           />
           <Field
             id="url"
-            label="Helper's URL"
-            hint={`Where wallets reach your helper, ${production ? "https:// only" : "http:// is allowed in development"}. Leave it empty if you run none.`}
+            label="Helper URL"
+            hint={`Public address of your helper, ${production ? "https:// only" : "http:// is allowed in development"}. Leave empty if you do not run a helper.`}
             value={url}
             problem={told || url ? details.url : null}
             type="url"
@@ -196,8 +196,8 @@ export function Join() {
           {way === "tool" && (
             <Field
               id="address"
-              label="Operator's address"
-              hint={`The account address (${prefix}1…) of the key that you sign with`}
+              label="Operator address"
+              hint={`Account address (${prefix}1…) of the signing key`}
               value={typed}
               problem={told || typed ? addressProblem : null}
               autocomplete="off"
@@ -217,8 +217,8 @@ export function Join() {
             {!prepared ? (
               <>
                 <p class="muted">
-                  You see the exact text, letter by letter, before anything is signed. A signature of it is good for
-                  this registration only, and for {TOLERANCE / 60} minutes.
+                  You can review the exact text before you sign it. The signature is valid only for this registration,
+                  for {TOLERANCE / 60} minutes.
                 </p>
                 <p>
                   <button type="submit" class={way === "keplr" && !account ? "" : "primary"} disabled={busy !== null}>
@@ -263,7 +263,8 @@ export function Join() {
             )}
             {busy === "sign" && (
               <p role="status" class="muted">
-                Keplr shows the same text in its own window. If you see none, click its icon in the browser's toolbar.
+                Keplr shows the same text in its own window. If no window opens, click the Keplr icon in the browser's
+                toolbar.
               </p>
             )}
             {prepared && problem instanceof KeplrError && <KeplrNotice problem={problem} />}

@@ -25,8 +25,8 @@ export function Network() {
           </fieldset>
         }
       >
-        The voting configuration that wallets read, as it is published. Servers are asked from your browser: what it can
-        reach, a wallet near you can.
+        The published voting configuration that wallets use. Servers are checked from your browser, as a wallet on your
+        network would reach them.
       </PageHead>
       <Loaded
         from={config}
@@ -34,7 +34,7 @@ export function Network() {
         failed={(status) =>
           status === 502 && (
             <Empty title="No voting configuration yet">
-              <p>None has been published, or this server could never fetch it. It tries again every minute.</p>
+              <p>No configuration has been published, or this server could not fetch it. It retries every minute.</p>
             </Empty>
           )
         }
@@ -58,7 +58,7 @@ function Cards({ value }: { value: unknown }) {
       <section aria-labelledby="pir">
         <h2 id="pir">PIR endpoints</h2>
         <p class="muted section-note">
-          Wallets look up their notes there without telling which. They speak no protocol that a page could ask.
+          Wallets look up their notes here privately. A web page cannot check these endpoints.
         </p>
         {config.pirEndpoints.length ? (
           <ul class="cards">
@@ -69,7 +69,7 @@ function Cards({ value }: { value: unknown }) {
             ))}
           </ul>
         ) : (
-          <Empty title="None is published" />
+          <Empty title="None published" />
         )}
       </section>
     </>
@@ -103,7 +103,7 @@ function Servers({ servers }: { servers: Place[] }) {
       <div class="section-head">
         <h2 id="servers">Vote servers</h2>
         <button type="button" class="quiet" onClick={() => ask(asked + 1)}>
-          Ask again
+          Refresh
         </button>
       </div>
       {servers.length ? (
@@ -113,8 +113,8 @@ function Servers({ servers }: { servers: Place[] }) {
           ))}
         </ul>
       ) : (
-        <Empty title="None is published">
-          <p>Without vote servers no wallet can hand in its shares.</p>
+        <Empty title="None published">
+          <p>Without vote servers, wallets cannot submit shares.</p>
         </Empty>
       )}
     </section>
@@ -152,7 +152,7 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
       <p class="reach">
         <ReachBadge state={state} />
         {(state.kind === "ok" || state.kind === "odd") && (
-          <span class="latency" title="Time to the whole answer, connecting included">
+          <span class="latency" title="Time to the complete response, including connection setup">
             {formatMillis(state.ms)}
           </span>
         )}
@@ -160,7 +160,7 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
       {state.kind === "ok" && state.leaves !== null && (
         <p class="muted small">
           {state.leaves === 0
-            ? "No vote in an open round yet"
+            ? "No votes in an open round yet"
             : `${plural(state.leaves, "leaf", "leaves")} in its newest tree`}
           {state.leaves > 0 && state.height !== null && `, at height ${formatNumber(state.height)}`}
         </p>
@@ -172,13 +172,13 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
       )}
       {state.kind === "silent" && (
         <p class="muted small">
-          Down, unknown to your resolver, a bad certificate, or it does not allow other pages to ask.
+          The server is down, its name or certificate is invalid, or it does not allow requests from other pages.
         </p>
       )}
       {place.operator_address && (
         <p class="operator">
           <span class="muted small">Operator</span>
-          <Name text={place.operator_address} what={`operator's address of ${place.label || fallback}`} />
+          <Name text={place.operator_address} what={`operator address of ${place.label || fallback}`} />
         </p>
       )}
     </li>
@@ -188,7 +188,7 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
 function ReachBadge({ state }: { state: Reach }) {
   switch (state.kind) {
     case "asking":
-      return <Badge tone="idle">Asking…</Badge>;
+      return <Badge tone="idle">Checking…</Badge>;
     case "ok":
       return <Badge tone="good">Reachable</Badge>;
     case "odd":
@@ -198,6 +198,6 @@ function ReachBadge({ state }: { state: Reach }) {
     case "silent":
       return <Badge tone="bad">Not reachable</Badge>;
     case "blocked":
-      return <Badge tone="idle">Cannot be asked from here</Badge>;
+      return <Badge tone="idle">Not checked</Badge>;
   }
 }

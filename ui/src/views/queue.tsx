@@ -11,7 +11,7 @@ import { forgetToken, keepToken, keptToken, TokenForm } from "./queue/token";
 
 const EVENTS = "/shielded-vote/v1/events";
 
-/** Kept while the page is open, so that a look at another view does not ask for it again. In memory only. */
+/** The token survives a change of view; it is stored in memory only. */
 let inMemory: string | null = null;
 
 export function Queue() {
@@ -46,8 +46,8 @@ export function Queue() {
 function Head({ children }: { children?: ComponentChildren }) {
   return (
     <PageHead title="Queue" aside={children}>
-      This helper's work, live: how many shares wait, prove and arrive. Counts only; nothing of any share is shown, and
-      nothing of a witness is ever sent here.
+      Live state of this helper: pending, proving and confirmed shares. Only counts are shown; share and witness data
+      never reach this page.
     </PageHead>
   );
 }
@@ -100,14 +100,14 @@ function Stream({
         <div class="live">
           <Live stream={stream} heard={heard} />
           <button type="button" class="quiet" onClick={onForget}>
-            Forget the token
+            Sign out
           </button>
         </div>
       </Head>
       {stream.kind === "waiting" && <Lost stream={stream} stale={state !== null} />}
       {broken && (
-        <Notice tone="bad" title="An event could not be read" live>
-          <p>The page and the service may be of different versions: reload the page.</p>
+        <Notice tone="bad" title="Invalid event" live>
+          <p>The page and the service may have different versions. Reload the page.</p>
         </Notice>
       )}
       {state ? (
@@ -131,7 +131,7 @@ function Live({ stream, heard }: { stream: StreamState; heard: number }) {
   const ago = heard ? Math.max(0, (Date.now() - heard) / 1_000) : null;
   if (stream.kind !== "live")
     return <Badge tone="warn">{stream.kind === "waiting" ? "Not live" : "Connecting…"}</Badge>;
-  return <Badge tone="good">Live{ago !== null && ago > 3 ? `, last heard ${formatDuration(ago)} ago` : ""}</Badge>;
+  return <Badge tone="good">Live{ago !== null && ago > 3 ? `, last update ${formatDuration(ago)} ago` : ""}</Badge>;
 }
 
 function Lost({ stream, stale }: { stream: Extract<StreamState, { kind: "waiting" }>; stale: boolean }) {
@@ -140,8 +140,8 @@ function Lost({ stream, stale }: { stream: Extract<StreamState, { kind: "waiting
   return (
     <Notice tone="warn" title={stream.reason}>
       <p>
-        Trying again {left > 0 ? `in ${formatDuration(left)}` : "now"}, by itself.
-        {stale && " What you see below is from before."}
+        Reconnecting {left > 0 ? `in ${formatDuration(left)}` : "now"}.
+        {stale && " The data below is from the last successful update."}
       </p>
     </Notice>
   );

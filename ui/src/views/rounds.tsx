@@ -11,8 +11,8 @@ export function Rounds() {
   return (
     <>
       <PageHead title="Rounds">
-        What is being voted on, and what was decided. Nothing is counted before a round has ended: until then only its
-        voters know how they voted.
+        Current proposals and past results. Votes are counted after a round has ended; until then only the voters know
+        how they voted.
       </PageHead>
       <Loaded from={rounds} what="the rounds">
         {({ rounds: all }) =>
@@ -20,7 +20,7 @@ export function Rounds() {
             <Groups all={all} />
           ) : (
             <Empty title="No round yet">
-              <p>The chain has no voting round. One that is opened appears here within half a minute.</p>
+              <p>The chain has no voting round. New rounds appear here within half a minute.</p>
             </Empty>
           )
         }
@@ -41,7 +41,7 @@ function Groups({ all }: { all: Round[] }) {
         {open.length ? (
           open.map((round) => <Card key={round.round_id} round={round} now={now} />)
         ) : (
-          <Empty title="No round is open now" />
+          <Empty title="No open rounds" />
         )}
       </section>
       {counting.length > 0 && (
@@ -70,7 +70,7 @@ function Card({ round, now }: { round: Round; now: number }) {
     <article class="card round" aria-label={`Round ${round.round_id.slice(0, 8)}`}>
       <div class="round-head">
         <RoundBadge status={round.status} ended={left <= 0} />
-        <Name text={round.round_id} what="round's id" head={8} tail={8} />
+        <Name text={round.round_id} what="round ID" head={8} tail={8} />
       </div>
       <dl class="pairs">
         <div>
@@ -104,7 +104,7 @@ function Past({ round, now, open }: { round: Round; now: number; open: boolean }
       </summary>
       <div class="round-head">
         <RoundBadge status={round.status} ended />
-        <Name text={round.round_id} what="round's id" head={8} tail={8} />
+        <Name text={round.round_id} what="round ID" head={8} tail={8} />
       </div>
       <dl class="pairs">
         <div>
@@ -172,7 +172,7 @@ export function Tally({ proposal }: { proposal: Proposal }) {
                   {part > 0 && <rect class="fill" width={`${(part * 100).toFixed(2)}%`} height="6" rx="3" />}
                 </svg>
               </th>
-              <td class="number">{option.total === null ? "not told" : formatNumber(option.total)}</td>
+              <td class="number">{option.total === null ? "not published" : formatNumber(option.total)}</td>
               <td class="number muted">{option.total === null || sum === 0 ? "–" : formatShare(part)}</td>
             </tr>
           );
@@ -180,7 +180,7 @@ export function Tally({ proposal }: { proposal: Proposal }) {
       </tbody>
       <tfoot>
         <tr>
-          <th scope="row">In all</th>
+          <th scope="row">Total</th>
           <td class="number">{formatNumber(sum)}</td>
           <td />
         </tr>

@@ -6,8 +6,8 @@ import { Away, Copy, Empty, Loaded, Name, PageHead } from "../parts/ui";
 
 const COLUMNS = [
   { key: "moniker", label: "Name" },
-  { key: "operator_address", label: "Operator's address" },
-  { key: "url", label: "Helper's URL" },
+  { key: "operator_address", label: "Operator address" },
+  { key: "url", label: "Helper URL" },
   { key: "requested_at", label: "Waiting for" },
   { key: "expires_at", label: "Expires in" },
 ] as const;
@@ -42,23 +42,23 @@ export function Validators() {
   const waiting = usePages<PendingValidator>("/api/pending-validators", 10_000);
   return (
     <>
-      <PageHead title="Waiting validators">
-        They have proven that they own their keys and wait to be bonded. An entry goes when its validator bonds, or
-        after seven days.
+      <PageHead title="Pending validators">
+        Validators that have proven ownership of their keys and are not bonded yet. An entry is removed when its
+        validator bonds, or after seven days.
       </PageHead>
-      <Loaded from={waiting} what="the waiting validators">
+      <Loaded from={waiting} what="the pending validators">
         {({ entries, more }) =>
           entries.length ? (
             <>
               {more && (
                 <p class="muted" role="note">
-                  The list is longer than this page shows: these are the {entries.length} oldest registrations.
+                  This page shows only the {entries.length} oldest registrations.
                 </p>
               )}
               <Table all={entries} />
             </>
           ) : (
-            <Empty title="Nobody waits">
+            <Empty title="No pending validators">
               <p>
                 New registrations appear here within seconds. To add yours, go to <a href="/join">Join</a>.
               </p>
@@ -112,7 +112,7 @@ function Table({ all }: { all: PendingValidator[] }) {
       {shown.length === 0 ? (
         <Empty title="No match">
           <p>
-            Nobody who waits has “{search}” in name, address or URL.{" "}
+            No pending validator has “{search}” in its name, address or URL.{" "}
             <button type="button" class="link" onClick={() => setSearch("")}>
               Clear the search
             </button>
@@ -120,7 +120,7 @@ function Table({ all }: { all: PendingValidator[] }) {
         </Empty>
       ) : (
         <table class="stacked waiting" role="table">
-          <caption class="sr-only">Validators that wait to be bonded</caption>
+          <caption class="sr-only">Validators that are not bonded yet</caption>
           <thead role="rowgroup">
             <tr role="row">
               {COLUMNS.map(({ key, label }) => (

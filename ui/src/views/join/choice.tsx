@@ -1,4 +1,4 @@
-/** With what a registration is signed. */
+/** How a registration is signed. */
 export type Way = "keplr" | "tool" | "command";
 
 const WAYS: Record<Way, { label: string; note: string }> = {

@@ -3,7 +3,7 @@ import { useFocusOnMount, useNow } from "../../lib/hooks";
 import type { Registration } from "../../lib/types";
 import { Moment } from "../../parts/ui";
 
-/** What became of a registration. */
+/** Result of a registration. */
 export function Result({ result, moniker, again }: { result: Registration; moniker: string; again: () => void }) {
   const head = useFocusOnMount<HTMLHeadingElement>();
   return (
@@ -18,7 +18,7 @@ export function Result({ result, moniker, again }: { result: Registration; monik
             Registered
           </h1>
           <p class="lede">
-            <bdi>{moniker}</bdi> is among the chain's validators already. Nothing is left to do here.
+            <bdi>{moniker}</bdi> is already a validator on the chain. No further action is needed.
           </p>
         </>
       ) : (
@@ -27,15 +27,15 @@ export function Result({ result, moniker, again }: { result: Registration; monik
             Waiting to be bonded
           </h1>
           <p class="lede">
-            The signature is right, and <bdi>{moniker}</bdi> is on the list. The entry goes when your validator bonds;
-            until it expires you can register again at any time.
+            The signature is valid, and <bdi>{moniker}</bdi> is on the list. The entry is removed when your validator
+            bonds. You can register again at any time.
           </p>
           <Countdown to={result.expires_at} />
         </>
       )}
       <p class="actions">
         <a class="button" href="/validators">
-          See who waits
+          Show pending validators
         </a>
         <button type="button" class="quiet" onClick={again}>
           Register again
@@ -54,7 +54,7 @@ function Countdown({ to }: { to: number }) {
         <dd class="value">{left > 0 ? formatDuration(left, 4) : "Expired: register again"}</dd>
       </div>
       <div>
-        <dt>That is</dt>
+        <dt>Expires at</dt>
         <dd>
           <Moment at={to} />
         </dd>

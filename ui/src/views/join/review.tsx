@@ -13,7 +13,7 @@ export interface Prepared {
   text: string;
 }
 
-/** The text, how long it is good for, and what can be done with it. */
+/** The text to sign, its validity, and the actions. */
 export function Review({
   prepared,
   busy,
@@ -36,27 +36,27 @@ export function Review({
   return (
     <>
       <p ref={head} tabIndex={-1}>
-        Exactly this is signed, {new TextEncoder().encode(prepared.text).length} bytes:
+        This exact text is signed, {new TextEncoder().encode(prepared.text).length} bytes:
       </p>
-      <Code text={prepared.text} what="text to be signed" exact />
+      <Code text={prepared.text} what="text to sign" exact />
       {fresh ? (
         <p class="muted small">
-          Good for another <span class="number">{formatDuration(left)}</span>
+          Valid for another <span class="number">{formatDuration(left)}</span>
         </p>
       ) : (
-        <Notice tone="warn" title="This text is too old now" live>
-          <p>The server takes signatures for {TOLERANCE / 60} minutes. Renew it, then sign again.</p>
+        <Notice tone="warn" title="This text has expired" live>
+          <p>The server accepts signatures for {TOLERANCE / 60} minutes. Refresh the text, then sign again.</p>
         </Notice>
       )}
       <div class="actions">
         {children(fresh)}
         {!fresh && (
           <button type="button" class="primary" onClick={onRenew} disabled={busy !== null}>
-            Renew the text
+            Refresh the text
           </button>
         )}
         <button type="button" class="quiet" onClick={onChange} disabled={busy !== null}>
-          Change something
+          Edit
         </button>
       </div>
     </>
@@ -68,7 +68,7 @@ export function KeplrNotice({ problem }: { problem: KeplrError }) {
   return (
     <Notice tone={problem.problem === "refused" ? "warn" : "bad"} title={title} live>
       <p>{advice}</p>
-      {problem.detail && <p class="muted small">Keplr says: {problem.detail}</p>}
+      {problem.detail && <p class="muted small">Message from Keplr: {problem.detail}</p>}
     </Notice>
   );
 }
@@ -76,14 +76,14 @@ export function KeplrNotice({ problem }: { problem: KeplrError }) {
 export function SendNotice({ problem }: { problem: HttpError }) {
   const advice =
     problem.status === 401
-      ? "The signature does not prove this address. Sign the very text shown here, with the key of the address in it."
+      ? "The signature does not match this address. Sign the exact text shown here, with the key of that address."
       : problem.status === 429
         ? `Wait ${problem.retryAfter ? formatDuration(problem.retryAfter) : "a minute"} and send again.`
         : problem.status === 400
-          ? "Change what is named and show the text again."
-          : "Nothing is lost: show the text again in a minute, and sign again.";
+          ? "Correct the field named above and show the text again."
+          : "No data was lost. Show the text again in a minute, and sign again.";
   return (
-    <Notice tone="bad" title="The registration was not taken" live>
+    <Notice tone="bad" title="Registration rejected" live>
       <p>
         <strong>{sentence(problem.message)}</strong>
       </p>

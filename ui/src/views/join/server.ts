@@ -3,7 +3,7 @@ import { learn, measureSkew, type Skew } from "../../lib/clock";
 import { request } from "../../lib/http";
 import type { UiConfig } from "../../lib/types";
 
-/** What the server tells of itself, and how far its clock is from ours. */
+/** Server settings and clock skew. */
 export function useServer(): { data: UiConfig | null; skew: Skew | null } {
   const [data, setData] = useState<UiConfig | null>(null);
   const [skew, setSkew] = useState<Skew | null>(null);
@@ -23,7 +23,7 @@ export function useServer(): { data: UiConfig | null; skew: Skew | null } {
       );
     };
     ask();
-    // Somebody who is told of a wrong clock sets it right and comes back.
+    // The skew is measured again, so that the warning disappears when the clock is corrected.
     const timer = setInterval(ask, 60_000);
     const seen = () => document.hidden || ask();
     document.addEventListener("visibilitychange", seen);

@@ -5,7 +5,7 @@ import { flag, quote } from "../../lib/shell";
 import { Code, Name } from "../../parts/ui";
 import { Field } from "./field";
 
-/** With the wallet in this browser: which account it is. */
+/** Signing with Keplr: connection and account. */
 export function KeplrStep({
   account,
   busy,
@@ -23,9 +23,9 @@ export function KeplrStep({
         <p>
           Connected as <strong>{account.name}</strong>
         </p>
-        <Name text={account.address} what="operator's address" head={14} tail={8} />
+        <Name text={account.address} what="operator address" head={14} tail={8} />
         <p class="muted small">
-          Another account? Choose it in the extension, then{" "}
+          To use another account, select it in the extension, then{" "}
           <button type="button" class="link" onClick={onConnect} disabled={busy}>
             connect again
           </button>
@@ -37,8 +37,7 @@ export function KeplrStep({
   return (
     <>
       <p class="muted">
-        Keplr asks you to add this chain and to let this page see your address. Choose your validator's operator
-        account.
+        Keplr asks for permission to add this chain and to share your address. Select your validator's operator account.
       </p>
       <p>
         <button id="connect" type="button" class="primary" disabled={busy} onClick={onConnect}>
@@ -47,7 +46,7 @@ export function KeplrStep({
       </p>
       {busy && (
         <p role="status" class="muted">
-          Look for Keplr's window, or click its icon in the browser's toolbar.
+          Open the Keplr window, or click the Keplr icon in the browser's toolbar.
         </p>
       )}
       {needed && !busy && <p class="field-problem">Connect Keplr first.</p>}
@@ -55,28 +54,28 @@ export function KeplrStep({
   );
 }
 
-/** Where the helper's commands look for it by themselves. */
+/** Default address of the helper's commands. */
 const OWN = "http://127.0.0.1:8090";
 
-/** With the helper's own command, which makes the text, signs it and sends it. */
+/** Signing with the helper's command, which creates, signs and sends the text. */
 export function CommandStep({ url, moniker, sound }: { url: string; moniker: string; sound: boolean }) {
   const command = ["svote-helper admin register --key-file KEY", flag("url", url), flag("moniker", moniker)];
   if (location.origin !== OWN) command.push(flag("to", location.origin));
   return sound ? (
     <>
       <p>
-        Run this on the machine that has the key, with a file that holds it for <code>KEY</code>: in hex, or as the
-        chain's key tool exports it. The text is signed there, and only the signature is sent. <code>--show</code>{" "}
-        prints what would be sent, and sends nothing.
+        Run this on the machine that has the key. Replace <code>KEY</code> with the path of the key file, in hex or as
+        exported by the chain's key tool. Only the signature is sent. <code>--show</code> prints the request without
+        sending it.
       </p>
       <Code text={command.join(" ")} what="command to register" />
     </>
   ) : (
-    <p class="muted">Fill in step 1: the command appears here.</p>
+    <p class="muted">Complete step 1 to see the command.</p>
   );
 }
 
-/** With the chain's key tool: the command for it, and a place for what it says. */
+/** Signing with the chain's key tool: the command, and fields for its output. */
 export function PasteStep({
   text,
   busy,
@@ -102,9 +101,9 @@ export function PasteStep({
   return (
     <div class="paste">
       <p>
-        Run this where your key is, with its name for <code>NAME</code>, and paste the answer below, whole or by field.
-        The tool looks into its <code>test</code> ring: for another, add <code>--keyring-backend os</code> or{" "}
-        <code>file</code>.
+        Run this on the machine that has the key. Replace <code>NAME</code> with the key's name, and paste the output
+        below, as a whole or by field. The tool uses its <code>test</code> keyring: for another, add{" "}
+        <code>--keyring-backend os</code> or <code>file</code>.
       </p>
       <Code text={`svoted sign-arbitrary ${quote(text)} --from NAME`} what="command to sign" />
       <Field

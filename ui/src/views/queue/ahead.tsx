@@ -34,11 +34,11 @@ export function Ahead({ rounds }: { rounds: QueueRound[] }) {
         {sum > 0 ? (
           <Histogram minutes={minutes} />
         ) : (
-          <Empty title={later > 0 ? "None within the hour" : "No share waits"} />
+          <Empty title={later > 0 ? "None within the next hour" : "No pending shares"} />
         )}
         {sum + later > 0 && (
           <p class="muted small chart-note">
-            {plural(sum, "share")} within the hour, of them {formatNumber(minutes[0] ?? 0)} this minute or overdue;{" "}
+            {plural(sum, "share")} within the next hour, {formatNumber(minutes[0] ?? 0)} of them this minute or overdue;{" "}
             {formatNumber(later)} later.
           </p>
         )}

@@ -19,8 +19,8 @@ export function Board({ state }: { state: QueueState }) {
         {current.length ? (
           current.map((round) => <RoundCard key={round.round_id} round={round} now={now} />)
         ) : (
-          <Empty title="No round has work">
-            <p>Shares appear here as soon as wallets hand them in.</p>
+          <Empty title="No rounds with pending work">
+            <p>Shares appear here when wallets submit them.</p>
           </Empty>
         )}
         {earlier.length > 0 && <Earlier rounds={earlier} now={now} />}
@@ -40,7 +40,7 @@ function Condition({ ready, paused }: { ready: boolean; paused: string | null })
   if (!ready && (!paused || paused === "starting")) {
     return (
       <Notice tone="warn" title="Starting" live>
-        <p>Keys are being loaded and the chain is being caught up with; shares are taken in a moment.</p>
+        <p>Loading keys and catching up with the chain. Shares are accepted when this is complete.</p>
       </Notice>
     );
   }
@@ -82,18 +82,18 @@ function late(p99: number | null): string {
 function Endpoints({ state }: { state: QueueState }) {
   return (
     <section aria-labelledby="endpoints">
-      <h2 id="endpoints">Chain endpoints</h2>
+      <h2 id="endpoints">Chain nodes</h2>
       {state.endpoints.length ? (
         <ul class="card rows">
           {state.endpoints.map(({ name, fresh, reason }) => (
             <li key={name}>
               <span>{name}</span>
-              <Badge tone={fresh ? "good" : "bad"}>{fresh ? "Fresh" : (reason ?? "Resting")}</Badge>
+              <Badge tone={fresh ? "good" : "bad"}>{fresh ? "In sync" : (reason ?? "Not used")}</Badge>
             </li>
           ))}
         </ul>
       ) : (
-        <Empty title="None is configured" />
+        <Empty title="None configured" />
       )}
     </section>
   );

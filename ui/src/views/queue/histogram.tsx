@@ -6,7 +6,7 @@ import { THEMED } from "../../theme";
 const HEIGHT = 200;
 const MINUTES = Array.from({ length: 60 }, (_, minute) => minute);
 
-/** Shares due per minute ahead, drawn; the same as a table for who does not see it. */
+/** Chart and table of shares due per minute. */
 export function Histogram({ minutes }: { minutes: number[] }) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
@@ -17,7 +17,7 @@ export function Histogram({ minutes }: { minutes: number[] }) {
   useEffect(() => {
     let gone = false;
     let undo = () => {};
-    // The chart's code is fetched only by who sees a chart.
+    // The chart library is loaded only when a chart is shown.
     import("./plot").then(({ makePlot }) => {
       if (gone || !place.current) return;
       const box = place.current;
@@ -54,9 +54,9 @@ export function Histogram({ minutes }: { minutes: number[] }) {
         {at === null ? "Minutes from now" : `${at === 0 ? "Now" : `In ${at} min`}: ${formatNumber(minutes[at] ?? 0)}`}
       </p>
       <details class="figures-table">
-        <summary>As a table</summary>
+        <summary>Show as table</summary>
         <table>
-          <caption class="sr-only">Shares due per minute ahead; minutes without any are left out</caption>
+          <caption class="sr-only">Shares due per minute; minutes without shares are omitted</caption>
           <thead>
             <tr>
               <th scope="col">Minutes from now</th>

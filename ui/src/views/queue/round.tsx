@@ -12,7 +12,7 @@ const STATES = [
   { key: "failed", label: "Failed" },
 ] as const;
 
-/** How far a round's shares are, and whether what is left fits before its end. */
+/** Progress of a round, and whether the remaining shares fit before its end. */
 export function RoundCard({ round, now }: { round: QueueRound; now: number }) {
   const sum = STATES.reduce((total, { key }) => total + round[key], 0);
   const ended = round.vote_end_time <= now || isClosed(round);
@@ -21,7 +21,7 @@ export function RoundCard({ round, now }: { round: QueueRound; now: number }) {
     <article class="card round" aria-label={`Round ${round.round_id.slice(0, 8)}`}>
       <div class="round-head">
         <RoundBadge status={round.status} ended={ended} />
-        <Name text={round.round_id} what="round's id" head={8} tail={8} />
+        <Name text={round.round_id} what="round ID" head={8} tail={8} />
         <span class="muted small">
           {ended
             ? `ended ${formatDuration(now - round.vote_end_time)} ago`
@@ -59,11 +59,11 @@ export function RoundCard({ round, now }: { round: QueueRound; now: number }) {
 
 const VERDICTS: Record<Backlog["verdict"], { tone: Tone; label: string }> = {
   nothing: { tone: "good", label: "Nothing left to prove" },
-  over: { tone: "bad", label: "The round is over" },
-  unknown: { tone: "idle", label: "Speed not known yet" },
-  enough: { tone: "good", label: "Fits" },
+  over: { tone: "bad", label: "The round has ended" },
+  unknown: { tone: "idle", label: "Speed not measured yet" },
+  enough: { tone: "good", label: "On time" },
   tight: { tone: "warn", label: "Tight" },
-  short: { tone: "bad", label: "Does not fit" },
+  short: { tone: "bad", label: "Not enough time" },
 };
 
 function BacklogLine({ of: { verdict, left, needed, remaining, load } }: { of: Backlog }) {
@@ -97,14 +97,12 @@ function BacklogLine({ of: { verdict, left, needed, remaining, load } }: { of: B
           {load > 0 && <rect class={`fill ${tone}`} width={`${(100 * load).toFixed(2)}%`} height="6" rx="3" />}
         </svg>
       )}
-      {verdict === "short" && (
-        <p class="small">Give the helper more provers, or the shares that come last will not be counted.</p>
-      )}
+      {verdict === "short" && <p class="small">Add provers, or the last shares will not be counted.</p>}
     </div>
   );
 }
 
-/** Rounds that nothing is left to do for. */
+/** Rounds without remaining work. */
 export function Earlier({ rounds, now }: { rounds: QueueRound[]; now: number }) {
   return (
     <details class="card">
@@ -132,7 +130,7 @@ export function Earlier({ rounds, now }: { rounds: QueueRound[]; now: number }) 
           {rounds.map((round) => (
             <tr role="row" key={round.round_id}>
               <td role="cell" data-label="Round">
-                <Name text={round.round_id} what="round's id" head={8} tail={8} />
+                <Name text={round.round_id} what="round ID" head={8} tail={8} />
               </td>
               <td role="cell" data-label="Ended" class="number">
                 {formatDuration(now - round.vote_end_time, 1)} ago

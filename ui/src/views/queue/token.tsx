@@ -28,7 +28,7 @@ export function forgetToken(): void {
   }
 }
 
-/** Asks for the operators' token, and says why one was refused. */
+/** Form for the operator token, with the reason of a refusal. */
 export function TokenForm({
   refused,
   onToken,
@@ -58,7 +58,7 @@ export function TokenForm({
           <label for="token">Operator token</label>
           <p class="muted small" id="token-hint">
             The <code>token</code> under <code>[operator]</code> in the helper's <code>helper.toml</code>. It is sent in
-            a header, never in an address.
+            a header, never in a URL.
           </p>
           <input
             id="token"
@@ -80,8 +80,8 @@ export function TokenForm({
         <label class="check">
           <input type="checkbox" checked={keep} onChange={(event) => setKeep(event.currentTarget.checked)} />
           <span>
-            Keep it for this tab
-            <span class="muted small">Otherwise it is forgotten when the page is reloaded</span>
+            Remember for this tab
+            <span class="muted small">Otherwise it is discarded when the page is reloaded</span>
           </span>
         </label>
         <p>
@@ -99,7 +99,7 @@ function Refused({ status }: { status: number }) {
   return (
     <div ref={head} tabIndex={-1}>
       {status === 404 ? (
-        <Notice tone="warn" title="This helper shows its queue to nobody" live>
+        <Notice tone="warn" title="The queue view is not enabled" live>
           <p>
             No operator token is configured. Set <code>token</code> under <code>[operator]</code> in{" "}
             <code>helper.toml</code>, restart the helper, and enter the same token here. On the machine itself,{" "}
@@ -109,8 +109,8 @@ function Refused({ status }: { status: number }) {
       ) : (
         <Notice tone="bad" title="The token was refused" live>
           <p>
-            Check that it is the one under <code>[operator]</code> and not the wallets' <code>api_token</code>, and that
-            the helper was restarted since it was changed.
+            Check that the token is the one under <code>[operator]</code> and not the wallets' <code>api_token</code>,
+            and that the helper was restarted after the token was changed.
           </p>
         </Notice>
       )}
