@@ -1,23 +1,23 @@
-# Everything a person does with this project. `make` alone lists it.
+# Commands of this project. `make` without a target lists them.
 #
-# make demo  and  make test  work on a fresh machine: they make .venv, install what requirements/ pins, and build
-# the native prover. What they need of the machine is checked first, with one line for what is missing.
+# `make demo` and `make test` work on a fresh machine: they create .venv, install the pinned requirements, and build
+# the native prover. They check the prerequisites first, and name the missing ones in one line.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-# What tests and campaigns use beside the environment: command=package.
+# System programs that tests and campaigns use: command=package.
 SYSTEM := strace=strace faketime=faketime
-# And for the examples in deploy/, and the database of several hosts. Where a service manager runs, installing a proxy or a
-# database would start it: there they are used only if they are there already.
+# Programs for the examples in deploy/ and for PostgreSQL. Where systemd runs, installing a proxy or a database would start
+# it, so there they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah)
-# Tests that need the machine for themselves: real proofs against the clock, promises about time, and costs.
+# Tests that must run alone: real proofs with time limits, timing promises, and cost limits.
 ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
-# The browser's tests, where they are to be run, and what they need: the browser, and a wallet that signs in it.
+# Browser tests: whether to run them, and the test wallet that they need.
 WITH_BROWSER := $(if $(strip $(ARGS)),$(findstring browser,$(ARGS)),browser)
 WALLET := build/browser/keplr.js
 MODULES := ui/node_modules/.package-lock.json
@@ -25,7 +25,7 @@ MODULES := ui/node_modules/.package-lock.json
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 unexport CONDA_PREFIX
-# A service is started some thousand times by tests and campaigns: without compiled modules each start costs 1.2 s of CPU more.
+# Tests and campaigns start the service some thousand times; without compiled modules each start costs 1.2 s more CPU.
 unexport PYTHONDONTWRITEBYTECODE
 
 DIST := dist
@@ -42,11 +42,11 @@ NATIVE_SOURCES := $(wildcard proofs/src/*.rs proofs/src/*/*.rs) proofs/Cargo.tom
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-demo: $(VENV)/.native ## votes from wallets to tally on an embedded chain, with real proofs (ARGS='--circuit k11 --voters 5')
+demo: $(VENV)/.native ## run a vote on an embedded chain with real proofs (ARGS='--circuit k11 --voters 5')
 	@$(if $(findstring postgres,$(ARGS)),sh scripts/system_packages.sh $(filter %=postgresql,$(DEPLOY)))
 	@$(BIN)/svote-helper demo $(ARGS)
 
-test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## all tests, warnings as errors (ARGS='-k name' passes on to pytest)
+test: $(VENV)/.native $(if $(WITH_BROWSER),$(WALLET)) ## run all tests, warnings as errors (ARGS='-k name' is passed to pytest)
 	@sh scripts/system_packages.sh $(SYSTEM) $(DEPLOY) $(if $(WITH_BROWSER),chromium=chromium)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(addprefix --ignore=,$(ALONE) tests/browser)
@@ -58,7 +58,7 @@ else
 endif
 	$(CARGO_TEST)
 
-check: $(VENV)/.native ## lint, types, imports and format of Python and Rust
+check: $(VENV)/.native ## check lint, types, imports and format of Python and Rust
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -66,46 +66,46 @@ check: $(VENV)/.native ## lint, types, imports and format of Python and Rust
 	cargo fmt --check --manifest-path proofs/Cargo.toml
 	cargo clippy --release --all-targets --locked --quiet --manifest-path proofs/Cargo.toml -- -D warnings
 
-format: $(VENV)/.deps ## put Python and Rust into the house's format
+format: $(VENV)/.deps ## format Python and Rust
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	cargo fmt --manifest-path proofs/Cargo.toml
 
-campaign: $(VENV)/.native ## the promises under crashes, faults and hostile input (ARGS='--only crash --quick')
+campaign: $(VENV)/.native ## test the promises under crashes, faults and hostile input (ARGS='--only crash --quick')
 	@sh scripts/system_packages.sh $(SYSTEM)
 	@$(BIN)/python -m tests.campaign $(ARGS)
 
-simulation: $(VENV)/.native ## the service under virtual time, seed by seed (ARGS='--seeds 0-9999' or '--seed 7 --story')
+simulation: $(VENV)/.native ## run the service under virtual time, seed by seed (ARGS='--seeds 0-9999' or '--seed 7 --story')
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
-bench: $(VENV)/.native ## the figures beside their goals; bench/results/ (ARGS='--quick', ARGS='--only accept')
+bench: $(VENV)/.native ## measure performance against its goals; bench/results/ (ARGS='--quick', ARGS='--only accept')
 	@sh scripts/system_packages.sh wrk=wrk $(filter %=postgresql,$(DEPLOY))
 	@$(BIN)/python -m bench $(ARGS)
 
-ui: $(MODULES) ## the web page from ui/ into ui_dist/: lint, tests, build, size (needs node 20 or newer)
+ui: $(MODULES) ## lint, test and build the web page into ui_dist/ (needs node 20 or newer)
 	cd ui && npm run --silent check && npm run --silent test && npm run --silent build
 
-wheel: package ## all that goes to a machine, in dist/: the wheel, its pinned requirements, deploy/
+wheel: package ## build dist/ for installation: the wheel, its pinned requirements, deploy/
 	rm -rf $(DIST)/deploy
 	tar -cf - $(DEPLOY_FILES) | tar -xf - -C $(DIST)
 	cp docs/operations.md $(DIST)/
 
-# What a container image is made of: the wheel and its pinned requirements.
+# Contents of a container image: the wheel and its pinned requirements.
 package: $(VENV)/.deps
 	$(BIN)/maturin build --release --locked --out $(DIST)
 	cp requirements/base.txt $(DIST)/requirements.txt
 	cp requirements/postgres.txt $(DIST)/requirements-postgres.txt
 
-docs: $(VENV)/.native ## regenerate the documents that are made from the code
+docs: $(VENV)/.native ## regenerate the generated documents
 	$(BIN)/python -m scripts.conformance
 	$(BIN)/python -m scripts.cli_docs
 	$(BIN)/python -m scripts.performance_docs
 
-pictures: $(VENV)/.native $(WALLET) ## the pictures in docs/images/, of the running product
+pictures: $(VENV)/.native $(WALLET) ## create the images in docs/images/ from the running product
 	@sh scripts/system_packages.sh chromium=chromium pngquant=pngquant
 	$(BIN)/python -m tests.browser.screenshots
 
-lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow: what is shipped is what is tested
+lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
 	  --python-version 3.11 pyproject.toml requirements/dev.in -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-annotate \
@@ -115,7 +115,7 @@ lock: $(VENV)/.uv ## pin the newest versions that the declared ranges allow: wha
 	echo uv | $(BIN)/uv pip compile -q --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
 	  --python-version 3.11 - -o requirements/uv.txt
 
-clean: ## remove the environment and everything built
+clean: ## remove the environment and all build output
 	rm -rf $(VENV) build dist proofs/target proofs/*.so
 
 $(MODULES): ui/package.json ui/package-lock.json
@@ -133,7 +133,7 @@ $(VENV)/.uv: requirements/uv.txt
 	@touch $@
 
 $(VENV)/.deps: requirements/dev.txt $(VENV)/.uv
-	@echo "installing what requirements/ pins" >&2
+	@echo "installing the pinned requirements" >&2
 	@$(BIN)/uv pip install --quiet --require-hashes -r $< >&2
 	@touch $@
 
