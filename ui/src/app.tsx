@@ -21,7 +21,7 @@ export function App() {
   const View = route === null ? NotFound : VIEWS[route];
 
   useEffect(() => {
-    // Every view counts times down; they should agree with the server's.
+    // Countdowns use the server's clock.
     const before = Date.now();
     request<UiConfig>("/api/ui-config").then(
       ({ date }) => learn(measureSkew(date, before, Date.now())),

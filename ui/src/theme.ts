@@ -8,8 +8,8 @@ export const THEMED = "svote:themed";
 
 export function readTheme(): Theme {
   try {
-    const kept = localStorage.getItem(KEY);
-    return THEMES.find((theme) => theme === kept) ?? "auto";
+    const stored = localStorage.getItem(KEY);
+    return THEMES.find((theme) => theme === stored) ?? "auto";
   } catch {
     return "auto";
   }

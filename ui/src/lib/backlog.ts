@@ -11,7 +11,7 @@ export interface Backlog {
   needed: number | null;
   /** Seconds to the round's end. */
   remaining: number;
-  /** Needed time as a part of the remaining, 0 to 1. */
+  /** Needed time as a fraction of the remaining time, 0 to 1. */
   load: number;
 }
 
@@ -33,12 +33,12 @@ export function backlog(round: QueueRound, now: number): Backlog {
   }
 }
 
-/** Whether the chain has closed a round; its word counts, not the clocks. */
+/** Whether the chain has closed a round; its status decides, not a clock. */
 export function isClosed({ status }: QueueRound): boolean {
   return status !== ACTIVE && status !== PENDING;
 }
 
-/** Whether there is, or may come, something to do for a round. */
+/** Whether a round has or may get work. */
 export function isCurrent(round: QueueRound): boolean {
   return !isClosed(round) || round.waiting + round.proving + round.broadcast > 0;
 }

@@ -8,13 +8,13 @@ export interface Claim {
   timestamp: number;
 }
 
-/** Seconds for which the server takes a signature. */
+/** Seconds for which the server accepts a signature. */
 export const TOLERANCE = 300;
-/** Seconds by which the clocks may differ before anybody is told. */
+/** Maximum clock difference in seconds without a warning. */
 export const SKEW_TOLD = 60;
 const LONGEST_MONIKER = 140;
 const LONGEST_URL = 512;
-/** Encoders of JSON write these in different ways, so what was signed would be in doubt; or they command a terminal. */
+/** JSON encoders differ on these characters, or terminals interpret them. */
 const UNSIGNED = /[\u0000-\u001f\u007f-\u009f\u2028\u2029]|\p{Surrogate}/u;
 const SEEN = /[^\p{C}\p{Z}]/u;
 const MISLEADING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;

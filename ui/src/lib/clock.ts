@@ -1,4 +1,4 @@
-/** The server's clock, as far as its Date header tells: it decides what is too old, and a visitor's own may be wrong. */
+/** The server's clock, estimated from its Date header. It decides expiry; the visitor's clock may be wrong. */
 
 export interface Skew {
   /** Seconds by which the server is ahead of this browser. */

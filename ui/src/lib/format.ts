@@ -69,7 +69,7 @@ export function formatRough(seconds: number): string {
   return formatDuration(seconds, 1);
 }
 
-/** "38 min", rounded up: for what is still to be done. */
+/** "38 min", rounded up: for remaining work. */
 export function formatNeeded(seconds: number): string {
   return seconds < 60 ? formatDuration(Math.ceil(seconds)) : formatDuration(Math.ceil(seconds / 60) * 60);
 }
@@ -103,7 +103,7 @@ export function isoTime(unix: number): string {
   return known(unix) ? new Date(unix * 1_000).toISOString() : "";
 }
 
-/** The ends of a long name: enough to tell it from others, never enough to trust it by. */
+/** Both ends of a long name: enough to distinguish it, not to verify it. */
 export function shorten(text: string, head = 12, tail = 6): string {
   return text.length <= head + tail + 1 ? text : `${text.slice(0, head)}…${text.slice(-tail)}`;
 }
@@ -112,7 +112,7 @@ export function plural(count: number, one: string, many = `${one}s`): string {
   return `${whole.format(count)} ${count === 1 ? one : many}`;
 }
 
-/** A server's words as a sentence of this page. */
+/** Formats a server message as a sentence. */
 export function sentence(text: string): string {
   const said = text.trim();
   return said ? `${said.charAt(0).toUpperCase()}${said.slice(1)}${/[.!?…]$/.test(said) ? "" : "."}` : "";

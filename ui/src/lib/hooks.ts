@@ -2,7 +2,7 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { serverNow } from "./clock";
 import { getJson, getPages, HttpError, type Paged } from "./http";
 
-/** Unix seconds by the server's clock, renewed as often as asked. */
+/** Unix seconds by the server's clock, updated every `everyMs` milliseconds. */
 export function useNow(everyMs = 1_000): number {
   const [now, setNow] = useState(serverNow);
   useEffect(() => {
@@ -14,7 +14,7 @@ export function useNow(everyMs = 1_000): number {
 
 export interface Resource<T> {
   data: T | null;
-  /** Of the newest request; older data stays beside it. */
+  /** Error of the newest request; older data is retained. */
   error: HttpError | null;
   loading: boolean;
   reload: () => void;
@@ -41,7 +41,7 @@ function useFetched<T>(
   const [asked, ask] = useState(0);
   const reload = useCallback(() => ask((count) => count + 1), []);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` is how a reload is asked for, and `fetchPath` is constant.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` triggers a reload, and `fetchPath` is constant.
   useEffect(() => {
     const gone = new AbortController();
     setLoading(true);
@@ -77,7 +77,7 @@ function useFetched<T>(
   return { data, error, loading, reload };
 }
 
-/** Puts the focus on an element when it appears: for what a person waits for. */
+/** Focuses an element when it appears. */
 export function useFocusOnMount<E extends HTMLElement>() {
   const element = useRef<E>(null);
   useEffect(() => element.current?.focus(), []);

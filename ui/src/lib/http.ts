@@ -5,7 +5,7 @@ export class HttpError extends Error {
     message: string,
     /** 0 when there was no answer at all. */
     readonly status: number,
-    /** Seconds that the server asks to wait. */
+    /** Value of Retry-After in seconds. */
     readonly retryAfter: number | null = null,
   ) {
     super(message);
@@ -21,7 +21,7 @@ export interface Answer<T> {
   next: string | null;
 }
 
-/** Ask, and read JSON; every failure is an HttpError that says what happened. */
+/** Sends a request and parses JSON; every failure is an HttpError. */
 export async function request<T>(path: string, init: RequestInit = {}): Promise<Answer<T>> {
   const limit = AbortSignal.timeout(PATIENCE_MS);
   const signal = init.signal ? AbortSignal.any([init.signal, limit]) : limit;

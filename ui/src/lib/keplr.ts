@@ -1,4 +1,4 @@
-/** The Keplr wallet: finding it, connecting, signing, and saying what to do when one of these fails. */
+/** Keplr wallet: detection, connection, signing, and advice for errors. */
 
 import { toBase64 } from "./claim";
 import type { ChainInfo } from "./types";
@@ -72,7 +72,7 @@ export const ADVICE: Record<Problem, { title: string; advice: string }> = {
 export class KeplrError extends Error {
   constructor(
     readonly problem: Problem,
-    /** The wallet's own words, when they say more. */
+    /** The wallet's own message, if it adds detail. */
     readonly detail: string | null = null,
   ) {
     super(ADVICE[problem].title);
@@ -94,7 +94,7 @@ export function explain(error: unknown): KeplrError {
   return new KeplrError("failed", text);
 }
 
-/** The wallet, as soon as it is there: extensions may come some moments after the page. */
+/** Waits for the wallet, because extensions may load after the page. */
 export async function findKeplr(waitMs = 1_500, stepMs = 100): Promise<Keplr> {
   for (let waited = 0; ; waited += stepMs) {
     const keplr = (globalThis as { keplr?: Keplr }).keplr;
@@ -104,11 +104,11 @@ export async function findKeplr(waitMs = 1_500, stepMs = 100): Promise<Keplr> {
   }
 }
 
-/** How the chain is described to the wallet. */
+/** Chain description for the wallet. */
 export function chainForKeplr(chain: ChainInfo): Record<string, unknown> {
   const { chain_id: id, rest, rpc, bech32_prefix: prefix, denom } = chain;
   if (!id || !rest || !rpc) throw new KeplrError("server");
-  // By custom a denomination's leading u stands for a millionth.
+  // By convention the prefix u of a denomination means a millionth.
   const micro = denom.length > 1 && denom.startsWith("u");
   const currency = {
     coinDenom: (micro ? denom.slice(1) : denom || prefix).toUpperCase(),
@@ -135,7 +135,7 @@ export function chainForKeplr(chain: ChainInfo): Record<string, unknown> {
   };
 }
 
-/** Make the chain known to the wallet and learn which account is chosen. */
+/** Adds the chain to the wallet and returns the selected account. */
 export async function connect(keplr: Keplr, chain: ChainInfo): Promise<Account> {
   const info = chainForKeplr(chain);
   const id = chain.chain_id as string;
@@ -152,7 +152,7 @@ export async function connect(keplr: Keplr, chain: ChainInfo): Promise<Account> 
   }
 }
 
-/** Have the wallet sign a text, by this very account or not at all. */
+/** Signs a text with the given account; fails if another account is selected. */
 export async function sign(
   keplr: Keplr,
   chainId: string,
@@ -164,8 +164,8 @@ export async function sign(
   const changed = new Promise<never>((_, reject) => {
     switched = reject;
   });
-  const tell = () => switched(new KeplrError("switched"));
-  events.addEventListener(SWITCHED, tell);
+  const onSwitch = () => switched(new KeplrError("switched"));
+  events.addEventListener(SWITCHED, onSwitch);
   try {
     const signed = await Promise.race([keplr.signArbitrary(chainId, account.address, text), changed]);
     const key = await Promise.race([keplr.getKey(chainId), changed]);
@@ -176,6 +176,6 @@ export async function sign(
   } catch (error) {
     throw explain(error);
   } finally {
-    events.removeEventListener(SWITCHED, tell);
+    events.removeEventListener(SWITCHED, onSwitch);
   }
 }

@@ -1,4 +1,4 @@
-/** Server-sent events out of text that comes in pieces, as the HTML standard reads them. */
+/** Parses server-sent events from text chunks, as the HTML standard specifies. */
 
 export interface ServerEvent {
   /** The newest `id` so far. */
@@ -11,9 +11,9 @@ export interface ServerEvent {
 const LONGEST_LINE = 4 << 20;
 
 export class EventParser {
-  /** The newest `id` of an event that was given out. */
+  /** `id` of the newest dispatched event. */
   lastEventId = "";
-  /** Milliseconds to wait before coming back, when the server has said so. */
+  /** Reconnection delay in milliseconds, if the server sent one. */
   retry: number | null = null;
 
   private rest = "";

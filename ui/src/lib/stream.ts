@@ -1,4 +1,4 @@
-/** Follows the queue's events with fetch, so that the token is in a header and never in an address. */
+/** Follows the queue's events with fetch, so that the token is in a header and never in a URL. */
 
 import { backoff } from "./backoff";
 import { EventParser, type ServerEvent } from "./sse";
@@ -8,7 +8,7 @@ export type StreamState =
   | { kind: "live" }
   /** `until`: milliseconds as of Date.now(). */
   | { kind: "waiting"; until: number; reason: string }
-  /** The server has said no; asking again would not help. */
+  /** The server refused the request; a retry does not help. */
   | { kind: "refused"; status: number };
 
 export interface StreamOptions {
@@ -16,7 +16,7 @@ export interface StreamOptions {
   token: string;
   onEvent: (event: ServerEvent) => void;
   onState: (state: StreamState) => void;
-  /** A stream that says nothing for so long is taken for dead; the server sends a comment every 15 s. */
+  /** A stream without data for this time is considered dead; the server sends a comment every 15 s. */
   silenceMs?: number;
   fetch?: typeof fetch;
   random?: () => number;

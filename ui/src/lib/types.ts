@@ -1,4 +1,4 @@
-/** What the server answers; units are in the names' comments, times are unix seconds. */
+/** Server responses; times are unix seconds. */
 
 export interface UiConfig {
   mode: "production" | "development";

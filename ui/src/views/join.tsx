@@ -29,7 +29,7 @@ export function Join() {
   const [chainId, setChainId] = useState("");
   const [typed, setTyped] = useState("");
   const [prepared, setPrepared] = useState<Prepared | null>(null);
-  const [told, setTold] = useState(false);
+  const [attempted, setAttempted] = useState(false);
   const [busy, setBusy] = useState<"connect" | "sign" | "send" | null>(null);
   const [problem, setProblem] = useState<KeplrError | HttpError | null>(null);
   const [result, setResult] = useState<Registration | null>(null);
@@ -83,7 +83,7 @@ export function Join() {
     });
 
   const review = () => {
-    setTold(true);
+    setAttempted(true);
     if (!sound) {
       document.getElementById(details.moniker ? "moniker" : "url")?.focus();
       return;
@@ -159,7 +159,7 @@ export function Join() {
             label="Name"
             hint="Display name"
             value={moniker}
-            problem={told || moniker ? details.moniker : null}
+            problem={attempted || moniker ? details.moniker : null}
             autocomplete="organization"
             onInput={(value) => {
               setMoniker(value);
@@ -171,7 +171,7 @@ export function Join() {
             label="Helper URL"
             hint={`Public address of your helper, ${production ? "https:// only" : "http:// is allowed in development"}. Leave empty if you do not run a helper.`}
             value={url}
-            problem={told || url ? details.url : null}
+            problem={attempted || url ? details.url : null}
             type="url"
             placeholder="https://vote.example.org"
             autocomplete="url"
@@ -191,7 +191,12 @@ export function Join() {
             }}
           />
           {way === "keplr" && (
-            <KeplrStep account={account} busy={busy === "connect"} needed={told && !account} onConnect={connectKeplr} />
+            <KeplrStep
+              account={account}
+              busy={busy === "connect"}
+              needed={attempted && !account}
+              onConnect={connectKeplr}
+            />
           )}
           {way === "tool" && (
             <Field
@@ -199,7 +204,7 @@ export function Join() {
               label="Operator address"
               hint={`Account address (${prefix}1…) of the signing key`}
               value={typed}
-              problem={told || typed ? addressProblem : null}
+              problem={attempted || typed ? addressProblem : null}
               autocomplete="off"
               mono
               onInput={(value) => {

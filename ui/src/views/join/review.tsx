@@ -7,7 +7,7 @@ import type { HttpError } from "../../lib/http";
 import { ADVICE, type KeplrError } from "../../lib/keplr";
 import { Code, Notice } from "../../parts/ui";
 
-/** A claim as it was when its text was shown; what is signed is this text and no other. */
+/** A claim and its displayed text; exactly this text is signed. */
 export interface Prepared {
   claim: Claim;
   text: string;
@@ -31,7 +31,7 @@ export function Review({
   const left = prepared.claim.timestamp + TOLERANCE - now;
   const fresh = left > 5;
   const head = useRef<HTMLParagraphElement>(null);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a new text is to be looked at anew.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a new text takes the focus.
   useEffect(() => head.current?.focus(), [prepared]);
   return (
     <>

@@ -88,12 +88,12 @@ export function PasteStep({
   onSend: (signed: Pasted) => void;
 }) {
   const [pasted, setPasted] = useState<Pasted>({ pub_key: "", signature: "" });
-  const [told, setTold] = useState(false);
+  const [attempted, setAttempted] = useState(false);
   const problems = checkPasted(pasted);
   const put = (name: "pub_key" | "signature") => (value: string) =>
     setPasted(readToolOutput(value) ?? { ...pasted, [name]: value });
   const send = () => {
-    setTold(true);
+    setAttempted(true);
     const wrong = problems.pub_key ? "pub_key" : problems.signature ? "signature" : null;
     if (wrong) document.getElementById(wrong)?.focus();
     else onSend({ pub_key: pasted.pub_key.replace(/\s/g, ""), signature: pasted.signature.replace(/\s/g, "") });
@@ -110,7 +110,7 @@ export function PasteStep({
         id="pub_key"
         label="Public key"
         value={pasted.pub_key}
-        problem={told || pasted.pub_key ? problems.pub_key : null}
+        problem={attempted || pasted.pub_key ? problems.pub_key : null}
         autocomplete="off"
         mono
         onInput={put("pub_key")}
@@ -119,7 +119,7 @@ export function PasteStep({
         id="signature"
         label="Signature"
         value={pasted.signature}
-        problem={told || pasted.signature ? problems.signature : null}
+        problem={attempted || pasted.signature ? problems.signature : null}
         autocomplete="off"
         mono
         onInput={put("signature")}

@@ -16,7 +16,7 @@ export function keepToken(token: string): void {
   try {
     sessionStorage.setItem(KEY, token);
   } catch {
-    // It stays in memory then.
+    // Storage is disabled: the token stays in memory.
   }
 }
 
@@ -24,7 +24,7 @@ export function forgetToken(): void {
   try {
     sessionStorage.removeItem(KEY);
   } catch {
-    // Nothing was kept.
+    // Nothing was stored.
   }
 }
 
@@ -38,9 +38,9 @@ export function TokenForm({
 }) {
   const [token, setToken] = useState("");
   const [keep, setKeep] = useState(false);
-  const [told, setTold] = useState(false);
+  const [attempted, setAttempted] = useState(false);
   const plain = token.trim();
-  // A header takes no other letters.
+  // Header values allow only these characters.
   const problem = !plain ? "Enter the token." : /[^\x21-\x7e]/.test(plain) ? "A token has no spaces or accents." : null;
   return (
     <>
@@ -49,7 +49,7 @@ export function TokenForm({
         class="card token"
         onSubmit={(event) => {
           event.preventDefault();
-          setTold(true);
+          setAttempted(true);
           if (problem) document.getElementById("token")?.focus();
           else onToken(plain, keep);
         }}
@@ -67,11 +67,11 @@ export function TokenForm({
             value={token}
             autocomplete="off"
             spellcheck={false}
-            aria-invalid={told && problem !== null}
-            aria-describedby={told && problem ? "token-hint token-problem" : "token-hint"}
+            aria-invalid={attempted && problem !== null}
+            aria-describedby={attempted && problem ? "token-hint token-problem" : "token-hint"}
             onInput={(event) => setToken(event.currentTarget.value)}
           />
-          {told && problem && (
+          {attempted && problem && (
             <p class="field-problem" id="token-problem">
               {problem}
             </p>
