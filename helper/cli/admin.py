@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 from base64 import b64encode
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from admin.registration import RegistrationError, RegistrationRequest, parse_reg
 from helper.cli.output import Exit, emit_json, emit_table, fail, say
 from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
+from helper.core.time_text import format_time
 from helper.runtime.http_client import create_client
 
 app = typer.Typer(help="Join as a validator without a browser, and see who waits.")
@@ -70,7 +70,7 @@ def register(
     elif answer["status"] == "registered":
         typer.echo(f"{signer} is registered: it is in staking already")
     else:
-        typer.echo(f"{signer} waits until {_utc(answer['expires_at'])}")
+        typer.echo(f"{signer} waits until {format_time(answer['expires_at'])} UTC")
 
 
 @app.command()
@@ -81,11 +81,12 @@ def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) ->
         emit_json({"pending": waiting})
         return
     columns = ("operator", "moniker", "url", "since", "until")
+    times = ("requested_at", "expires_at")
     emit_table(
         columns,
         [
-            (one["operator_address"], one["moniker"], one["url"], _utc(one["requested_at"]), _utc(one["expires_at"]))
-            for one in waiting
+            (row["operator_address"], row["moniker"], row["url"], *(f"{format_time(row[name])} UTC" for name in times))
+            for row in waiting
         ],
     )
 
@@ -143,7 +144,3 @@ def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx
         return answer
     say(f"HTTP {answer.status_code}: {told.get('error', told) if isinstance(told, dict) else told}")
     raise typer.Exit(Exit.NOT_AUTHORISED if answer.status_code == 401 else Exit.FAILURE)
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

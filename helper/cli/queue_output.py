@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
 from helper.cli.output import emit_table, say
+from helper.core.time_text import format_time
 
 _STATES = ("received", "witnessed", "broadcast", "submitted", "failed", "total")
 _SHORT = 12
@@ -43,8 +43,8 @@ def print_list(answer: Mapping[str, Any]) -> None:
                 share["ref"],
                 share["round"][:_SHORT],
                 _state(share),
-                moment(share["submit_at"]) if share["submit_at"] else "at once",
-                moment(share["due"]),
+                format_time(share["submit_at"]) if share["submit_at"] else "at once",
+                format_time(share["due"]),
                 share["attempts"],
                 share["stage"],
                 share["note"],
@@ -62,11 +62,11 @@ def print_story(answer: Mapping[str, Any]) -> None:
     facts = [
         ("share", answer["ref"]),
         ("round", answer["round"]),
-        ("round ends", moment(end) if end is not None else "not known"),
+        ("round ends", format_time(end) if end is not None else "not known"),
         ("state", _state(answer)),
-        ("received", moment(answer["received"])),
-        ("submit at", moment(answer["submit_at"]) if answer["submit_at"] else "at once"),
-        ("due", moment(answer["due"])),
+        ("received", format_time(answer["received"])),
+        ("submit at", format_time(answer["submit_at"]) if answer["submit_at"] else "at once"),
+        ("due", format_time(answer["due"])),
         ("attempts", f"{answer['attempts']} ({spent})" if spent else answer["attempts"]),
         ("prover crashes", answer["crashes"]),
     ]
@@ -79,7 +79,7 @@ def print_story(answer: Mapping[str, Any]) -> None:
     emit_table(
         ("when", "stage", "what", "attempt"),
         [
-            (moment(event["at"]), event["stage"], event["note"], "spent" if event["counted"] else "")
+            (format_time(event["at"]), event["stage"], event["note"], "spent" if event["counted"] else "")
             for event in answer["history"]
         ],
     )
@@ -98,7 +98,7 @@ def print_stats(answer: Mapping[str, Any]) -> None:
         emit_table(
             ("purged on", "failed", "stage", "reason"),
             [
-                (moment(one["day"])[:_DATE], one["count"], one["stage"], one["reason"])
+                (format_time(one["day"])[:_DATE], one["count"], one["stage"], one["reason"])
                 for one in answer["failed_before"]
             ],
         )
@@ -114,7 +114,7 @@ def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
     """What failed for good: a line a stage and reason."""
     emit_table(
         ("failed", "stage", "why", "latest"),
-        [(group["count"], group["stage"], group["note"], moment(group["latest"])) for group in groups],
+        [(group["count"], group["stage"], group["note"], format_time(group["latest"])) for group in groups],
     )
 
 
@@ -171,7 +171,7 @@ def print_audit(answer: Mapping[str, Any]) -> None:
         ("when", "who", "by", "what", "wanted", "outcome"),
         [
             (
-                moment(act["at"]),
+                format_time(act["at"]),
                 f"{act['who']} ({act['uid']})",
                 act["way"],
                 act["what"],
@@ -185,15 +185,6 @@ def print_audit(answer: Mapping[str, Any]) -> None:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {str(value)[:_SHORT] if name == 'round' else value}" for name, value in values.items())
-
-
-def moment(seconds: float) -> str:
-    """A unix time as UTC, to the millisecond where there are any; as a number when no calendar has it."""
-    try:
-        at = datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, ValueError, OSError):
-        return str(seconds)
-    return at.strftime("%Y-%m-%d %H:%M:%S") + (f".{at.microsecond // 1000:03d}" if at.microsecond else "")
 
 
 def _state(share: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from helper.cli.output import one_line
-from helper.cli.queue_output import moment
+from helper.core.time_text import format_duration, format_time
 
 WIDE: Final = 72
 """Columns from which on a round is one line of a table."""
@@ -77,7 +77,7 @@ def _head(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text
     how, style = ("paused", "bold red") if paused else ("ready", "bold green")
     if not state["ready"] and not paused:
         how, style = "starting", "bold yellow"
-    when = moment(int(state["at"]))
+    when = format_time(int(state["at"]))
     height = _or_dash(state["height"])
     rest = f"  height {height}  circuit {state['circuit']}  {when} UTC" if width >= WIDE else f"  {height}  {when[11:]}"
     yield Text.assemble((f"{'was ' if stale else ''}{how}", "dim" if stale else style), rest)
@@ -131,7 +131,7 @@ def _numbers(one: Mapping[str, Any], now: float, width: int) -> Iterator[Text]:
         return
     numbers = [str(one[name]) for name in NUMBERS]
     status = STATUS.get(one["status"], str(one["status"]))
-    yield Text(_row(one["round_id"][:8], status, span(left), numbers, span(needed)), style)
+    yield Text(_row(one["round_id"][:8], status, format_duration(left), numbers, format_duration(needed)), style)
 
 
 def _fitting(shown: list[_Shown], room: int) -> Iterator[Text]:
@@ -164,8 +164,8 @@ def _row(name: str, status: str, ends: str, numbers: Sequence[str], needed: str)
 
 def _narrow(one: Mapping[str, Any], left: float, needed: float | None, style: str) -> Iterator[Text]:
     status = STATUS.get(one["status"], str(one["status"]))
-    yield Text(f"{one['round_id'][:8]} {status}, {span(left)} left", style)
-    waiting = f"{one['waiting']} wait" + ("" if needed is None else f", {span(needed)} needed")
+    yield Text(f"{one['round_id'][:8]} {status}, {format_duration(left)} left", style)
+    waiting = f"{one['waiting']} wait" + ("" if needed is None else f", {format_duration(needed)} needed")
     yield Text(f" {waiting}")
     yield Text(f" {one['proving']} proving, {one['broadcast']} sent, {one['confirmed']} counted")
     if one["failed"]:
@@ -226,7 +226,7 @@ def _service(state: Mapping[str, Any], width: int) -> Iterator[Text]:
 
 def _failures(state: Mapping[str, Any], width: int) -> Iterator[Text]:
     for number, one in enumerate(state["failures"]):
-        when = f"{moment(int(one['at']))[11:]} {one['stage']}"
+        when = f"{format_time(int(one['at']))[11:]} {one['stage']}"
         yield from _in_full("failed" if number == 0 else "", when, f"{one['reason']} ({one['count']})", width)
 
 
@@ -255,25 +255,12 @@ def cells(state: Mapping[str, Any]) -> tuple[object, ...]:
     nodes = state["endpoints"]
     how = "paused" if state["paused"] else "ready" if state["ready"] else "starting"
     use = f"{sum(node['fresh'] for node in nodes)}/{len(nodes)}"
-    return (moment(int(state["at"])), how, *sums, state["provers"]["busy"], use, state["paused"])
+    return (format_time(int(state["at"])), how, *sums, state["provers"]["busy"], use, state["paused"])
 
 
 def plain(lines: Iterable[Text]) -> str:
     """Lines as they are read, without style."""
     return "\n".join(line.plain for line in lines)
-
-
-def span(seconds: float | None) -> str:
-    """A length of time in at most eight columns: `45 s`, `38 min`, `5.2 h`, `12 d`, `over`."""
-    if seconds is None:
-        return "-"
-    if seconds < 0:
-        return "over"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} d"
 
 
 def _milliseconds(value: float | None) -> str:

@@ -1,8 +1,8 @@
-"""Whether the shares that wait can be revealed before their rounds end. Pure.
+"""Checks whether waiting shares can be revealed before their rounds end. Pure.
 
-Two things bound the pace: how fast proofs are made here, and how many reveals the chain takes into a block. All rounds
-share both, so a round has to wait for those that end before it. When shares are due counts as well: what is due in a
-round's last minutes must be revealed within them, however long the round still runs.
+Two limits apply: how fast proofs are made here, and how many reveals the chain includes in a block. All rounds share
+both, so a round waits for the rounds that end before it. The due times matter as well: shares that are due in the last
+minutes of a round must be revealed in those minutes, however long the round still runs.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from helper.core.time_text import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
 
 REVEALS_A_BLOCK: Final = 256
-"""What newer chains take into one block (protocol)."""
+"""Reveals that newer chains include in one block (protocol)."""
 SLOWEST_BLOCKS: Final = 6.0
-"""Seconds between two blocks where it was not measured: the longest of the chain's."""
+"""Seconds between two blocks if not measured: the longest interval of the chain."""
 TIGHT: Final = 0.8
-"""The part of the time left from which on it is tight."""
+"""Share of the remaining time above which a round is reported as tight."""
+FASTER: Final = (
+    "Reduce other load on this machine; if cores are idle, raise [helper] max_concurrent_proofs and restart. Wallets"
+    " send each share to several helpers, so another helper may still reveal the rest."
+)
 _MINUTE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits of one round.
+    """Waiting shares of one round.
 
     Attributes:
         round_id: hex.
         end: its vote_end_time, unix seconds.
-        left: shares that are not proven yet.
-        unconfirmed: shares that were sent and are not counted yet.
-        minutes: of `left`, how many become due in each of the next minutes; the first has those that are due already.
-        later: and how many after these.
+        left: shares without a proof.
+        unconfirmed: shares that were sent and are not confirmed.
+        minutes: of `left`, how many become due in each of the next minutes; the first includes overdue shares.
+        later: of `left`, how many become due after these minutes.
     """
 
     round_id: str
@@ -45,12 +50,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ProofRate:
-    """How fast reveals can be made.
+    """Rate at which reveals can be made.
 
     Attributes:
-        seconds_per_proof: of one prover; None where it was not measured.
-        slots: provers.
-        block_seconds: between two blocks.
+        seconds_per_proof: of one prover; None if not measured.
+        slots: number of provers.
+        block_seconds: interval between two blocks.
     """
 
     seconds_per_proof: float | None
@@ -59,7 +64,7 @@ class ProofRate:
 
     @property
     def per_second(self) -> float:
-        """Reveals a second."""
+        """Reveals per second."""
         chain = REVEALS_A_BLOCK / max(self.block_seconds, 0.001)
         if self.seconds_per_proof is None:
             return chain
@@ -67,70 +72,60 @@ class ProofRate:
 
 
 def judge_backlog(waiting: Sequence[Waiting], pace: ProofRate, now: float) -> list[CheckResult]:
-    """A line for each round with shares left, in the order in which they end; one line where there is none."""
-    found, before = [], 0
-    for one in sorted((one for one in waiting if one.left or one.unconfirmed), key=lambda one: one.end):
-        found.append(_round(one, pace, now, before))
-        before += one.left
-    return found or [ok("backlog", "no share waits")]
+    """Return one result for each round with waiting shares, in the order in which the rounds end."""
+    results, before = [], 0
+    rounds = [waiting_round for waiting_round in waiting if waiting_round.left or waiting_round.unconfirmed]
+    for waiting_round in sorted(rounds, key=lambda waiting_round: waiting_round.end):
+        results.append(_judge_round(waiting_round, pace, now, before))
+        before += waiting_round.left
+    return results or [ok("backlog", "no shares are waiting")]
 
 
-def _round(one: Waiting, pace: ProofRate, now: float, before: int) -> CheckResult:
-    subject = f"round {one.round_id[:8]}"
-    rate, left_seconds = pace.per_second, one.end - now
-    need = (before + one.left) / rate
+def _judge_round(waiting: Waiting, pace: ProofRate, now: float, before: int) -> CheckResult:
+    """Judge one round; `before` is the number of shares in rounds that end earlier."""
+    subject = f"round {waiting.round_id[:8]}"
+    rate, seconds_left = pace.per_second, waiting.end - now
+    seconds_needed = (before + waiting.left) / rate
     facts: dict[str, Any] = {
-        "round": one.round_id,
-        "shares_left": one.left,
-        "unconfirmed": one.unconfirmed,
-        "seconds_needed": round(need, 1),
-        "seconds_left": round(left_seconds, 1),
+        "round": waiting.round_id,
+        "shares_left": waiting.left,
+        "unconfirmed": waiting.unconfirmed,
+        "seconds_needed": round(seconds_needed, 1),
+        "seconds_left": round(seconds_left, 1),
         "per_second": round(rate, 3),
     }
-    text = f"{one.left} shares left, {_span(need)} needed, {_span(left_seconds)} left"
+    if seconds_left <= 0:
+        advice = "Shares not confirmed by the end of a round cannot count. They are reported once the chain closes it."
+        return fail(subject, f"{waiting.left + waiting.unconfirmed} shares left after the round ended", advice, **facts)
+    text = f"{waiting.left} shares left, {format_duration(seconds_needed)} needed, {format_duration(seconds_left)} left"
     if pace.seconds_per_proof is None:
-        text += " (by the chain's blocks alone: proving was not measured)"
-    if one.unconfirmed:
-        text += f"; {one.unconfirmed} sent and not counted yet"
-    if left_seconds <= 0:
-        advice = "What is not counted by its end cannot be; it is reported once the chain has closed the round."
-        return fail(subject, f"{one.left + one.unconfirmed} shares left, and its time is over", advice, **facts)
-    if need > left_seconds:
+        text += " (limited by block capacity only: proof time was not measured)"
+    if waiting.unconfirmed:
+        text += f"; {waiting.unconfirmed} sent and not confirmed"
+    if seconds_needed > seconds_left:
         return fail(subject, text, FASTER, **facts)
-    late, minutes = _crowded(one, rate, left_seconds)
-    if late:
-        text += f"; {late} of those due in its last {_span(minutes * _MINUTE)} are more than can be proven then"
-        return fail(subject, text, FASTER, **facts, too_many_at_the_end=late)
-    if need > TIGHT * left_seconds:
-        return warn(subject, text, f"It is tight. {FASTER}", **facts)
+    excess, minutes = _excess_at_end(waiting, rate, seconds_left)
+    if excess:
+        text += f"; {excess} shares too many are due in the last {format_duration(minutes * _MINUTE)}"
+        return fail(subject, text, FASTER, **facts, too_many_at_the_end=excess)
+    if seconds_needed > TIGHT * seconds_left:
+        return warn(subject, text, f"Little time is left. {FASTER}", **facts)
     return ok(subject, text, **facts)
 
 
-FASTER: Final = (
-    "Take other work off this machine; with idle cores raise [helper] max_concurrent_proofs and restart. Shares go to"
-    " several helpers: what does not get through here may through another."
-)
+def _excess_at_end(waiting: Waiting, rate: float, seconds_left: float) -> tuple[int, float]:
+    """How many shares due in the last minutes cannot be proven in that time, and how many minutes these are.
 
-
-def _crowded(one: Waiting, rate: float, left_seconds: float) -> tuple[int, float]:
-    """How many of the shares due in the round's last minutes cannot be proven within them, and how many minutes these
-    are: the worst of all spans that end with the round. Of one that goes on beyond the minutes the end is not known.
+    Returns the worst of all intervals that end with the round. If the round runs longer than the known minutes,
+    the result is zero.
     """
-    worst, span, due = 0, 0.0, 0
-    if one.later:
-        return worst, span
-    for minute in range(len(one.minutes) - 1, 0, -1):
-        seconds = left_seconds - minute * _MINUTE
-        due += one.minutes[minute]
+    worst, interval, due = 0, 0.0, 0
+    if waiting.later:
+        return worst, interval
+    for minute in range(len(waiting.minutes) - 1, 0, -1):
+        seconds = seconds_left - minute * _MINUTE
+        due += waiting.minutes[minute]
         missing = int(due - max(0.0, seconds) * rate)
         if missing > worst:
-            worst, span = missing, max(0.0, seconds) / _MINUTE
-    return worst, span
-
-
-def _span(seconds: float) -> str:
-    """A length of time for people: `45 s`, `38 min`, `5.2 h`, `3.0 days`."""
-    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min")):
-        if abs(seconds) < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 3600:.1f} h" if abs(seconds) < 48 * 3600 else f"{seconds / 86400:.1f} days"
+            worst, interval = missing, max(0.0, seconds) / _MINUTE
+    return worst, interval

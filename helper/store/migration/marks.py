@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
+from helper.core.time_text import format_time
 from helper.errors import StoreMoved
 from helper.store.transaction import read_fact
 
@@ -59,9 +59,8 @@ def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[A
     """
     mark = read_mark(moved)
     if mark is not None:
-        when = datetime.fromtimestamp(mark.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
         raise StoreMoved(
-            f"the queue of {here} was moved to {mark.other} at {when}",
+            f"the queue of {here} was moved to {mark.other} at {format_time(mark.at)} UTC",
             advice="Configure that database: [store] url for a shared database, [helper] db_path for a file. To move "
             "the queue back, run `svote-helper db copy --to` with that database as the source. Only if that database "
             "is permanently lost, run `svote-helper db copy --undo`.",

@@ -14,7 +14,6 @@ import anyio
 import pytest
 
 from helper.cli.output import emit_table
-from helper.cli.queue_output import moment
 from helper.core.share import ShareState
 from helper.ingest.payload import parse_share
 from helper.server import views
@@ -223,11 +222,3 @@ def test_a_table_on_a_terminal_without_colour(
     assert "[red]x[/red]" in told
     assert "\t" not in told
     assert "\x1b[3" not in told
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "1970-01-01 00:00:00"), (1795268195.25, "2026-11-21 13:36:35.250"), (2**63, "9223372036854775808")],
-)
-def test_a_time_is_utc(seconds: float, text: str) -> None:
-    assert moment(seconds) == text

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from helper.cli.status_stream import StateEvent, StreamLost, follow
-from helper.cli.watch_screen import COLUMNS, Screen, bars, cells, plain, span
+from helper.cli.watch_screen import COLUMNS, Screen, bars, cells, plain
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control, follow_control
 from tests.unit.cli.test_main import run
 
@@ -169,7 +169,7 @@ def test_rounds_without_shares_that_are_over_are_left_out() -> None:
     over = {**empty, "status": 3, "due_per_minute": [0] * 60}
     assert "no round is open" in shown(changed(rounds=[over]))
     tallied = {**over, "confirmed": 5, "seconds_needed": None, "vote_end_time": NOW - 5}
-    assert "finalized     over" in shown(changed(rounds=[tallied]))
+    assert "finalized    ended" in shown(changed(rounds=[tallied]))
     assert "1 failed" in shown(changed(rounds=[{**over, "failed": 1}]), 40)
 
 
@@ -179,15 +179,6 @@ def test_rounds_without_shares_that_are_over_are_left_out() -> None:
 def test_bars(values: list[int], text: str) -> None:
     assert bars(values) == text
     assert bars(values, ascii_only=True).isascii()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (-1, "over"), (0, "0 s"), (119, "119 s"), (600, "10 min"), (9000, "2.5 h"), (864_000, "10 d")],
-)
-def test_spans(seconds: float | None, text: str) -> None:
-    assert span(seconds) == text
-    assert len(span(seconds)) <= 8
 
 
 def test_a_state_as_cells() -> None:
