@@ -1,4 +1,4 @@
-"""What each node tells of itself, asked side by side, and what that means. Nothing that is asked is about a share."""
+"""Queries all nodes concurrently and checks their state. No request contains share data."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from helper.errors import ChainError, ConfigError
 T = TypeVar("T")
 
 PATIENCE: Final = 5.0
-"""Seconds that a node has for each answer."""
+"""Request timeout in seconds."""
 LOOK_BACK: Final = 20
-"""Blocks over which the time between two is measured."""
+"""Number of blocks over which the block interval is measured."""
 AHEAD: Final = 5.0
-"""Seconds by which a block may lie in our future before somebody's clock wants a look."""
+"""Seconds a block may be in our future before the clock check warns."""
 
 
 @dataclass(slots=True)
 class NodeReport:
-    """What one node told.
+    """State reported by one node.
 
     Attributes:
         name: host and port.
-        problem: why it could not be asked, None where it could.
+        problem: why the request failed, None if it succeeded.
         chain_id: the chain it serves.
-        height: of its newest block.
-        block_time: that block's time, unix seconds.
-        syncing: whether it says that it catches up.
-        version: its build's version, "" where it tells none.
-        seconds: how long its newest block took to come.
-        block_seconds: between two of its blocks, None where it was not told.
-        rpc: what its consensus RPC told, None where none is set.
+        height: height of its newest block.
+        block_time: time of that block, unix seconds.
+        syncing: whether it reports that it is catching up.
+        version: its software version, "" if it reports none.
+        seconds: latency of the request for its newest block.
+        block_seconds: interval between two blocks, None if unknown.
+        rpc: state reported by its consensus RPC, None if none is configured.
     """
 
     name: str
@@ -54,82 +54,81 @@ class NodeReport:
 
 
 async def query_nodes(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[NodeReport]:
-    """Ask every node (REST and RPC address, "" for none), all at the same time; never raises for what they do."""
-    return list(await asyncio.gather(*(_look(rest, rpc, clock) for rest, rpc in nodes)))
+    """Query all nodes (REST and RPC address, "" for none) concurrently. Never raises for node errors."""
+    return list(await asyncio.gather(*(_query_node(rest, rpc, clock) for rest, rpc in nodes)))
 
 
-async def _look(rest: str, rpc: str, clock: Clock) -> NodeReport:
+async def _query_node(rest: str, rpc: str, clock: Clock) -> NodeReport:
     try:
         client = ChainClient(rest, timeout=PATIENCE)
     except ConfigError as error:
         return NodeReport(rest, problem=str(error))
-    look = NodeReport(client.name)
+    node = NodeReport(client.name)
     try:
         if rpc:
-            look.rpc, _ = await asyncio.gather(_look_at_rpc(rpc, clock), _ask(look, client, clock))
+            node.rpc, _ = await asyncio.gather(_query_rpc(rpc, clock), _query_rest(node, client, clock))
         else:
-            await _ask(look, client, clock)
+            await _query_rest(node, client, clock)
     finally:
         await client.aclose()
-    return look
+    return node
 
 
-async def _ask(look: NodeReport, client: ChainClient, clock: Clock) -> None:
+async def _query_rest(node: NodeReport, client: ChainClient, clock: Clock) -> None:
     try:
         began = clock.monotonic()
         head = await client.latest_block()
-        look.seconds = clock.monotonic() - began
-        look.chain_id, look.height, look.block_time = head.chain_id, head.height, head.time
-        look.syncing = await client.syncing()
+        node.seconds = clock.monotonic() - began
+        node.chain_id, node.height, node.block_time = head.chain_id, head.height, head.time
+        node.syncing = await client.syncing()
     except ChainError as error:
-        look.problem = str(error)
+        node.problem = str(error)
         return
     info, block = await asyncio.gather(
         _or_none(client.node_info()), _or_none(client.block(max(1, head.height - LOOK_BACK)))
     )
-    look.version = info.version if info is not None else ""
+    node.version = info.version if info is not None else ""
     if block is not None and block.head.height < head.height:
-        look.block_seconds = (head.time - block.head.time) / (head.height - block.head.height)
+        node.block_seconds = (head.time - block.head.time) / (head.height - block.head.height)
 
 
-async def _or_none(question: Awaitable[T]) -> T | None:
-    """The answer, or None where there is none."""
+async def _or_none(request: Awaitable[T]) -> T | None:
     try:
-        return await question
+        return await request
     except ChainError:
         return None
 
 
-async def _look_at_rpc(url: str, clock: Clock) -> NodeReport:
+async def _query_rpc(url: str, clock: Clock) -> NodeReport:
     try:
         client = RpcClient(url, timeout=PATIENCE)
     except ConfigError as error:
         return NodeReport(url, problem=str(error))
-    look = NodeReport(client.name)
+    node = NodeReport(client.name)
     try:
         began = clock.monotonic()
-        head, look.syncing = await client.status()
-        look.seconds = clock.monotonic() - began
-        look.chain_id, look.height, look.block_time = head.chain_id, head.height, head.time
+        head, node.syncing = await client.status()
+        node.seconds = clock.monotonic() - began
+        node.chain_id, node.height, node.block_time = head.chain_id, head.height, head.time
     except ChainError as error:
-        look.problem = str(error)
+        node.problem = str(error)
     finally:
         await client.aclose()
-    return look
+    return node
 
 
-# ---------------------------------------------------------------- what it means
+# ---------------------------------------------------------------- judging the reports
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What nodes are judged by.
+    """Criteria for judging nodes.
 
     Attributes:
-        chain_id: the chain's id; None where nobody has said, and the first node's word counts.
+        chain_id: the chain id; if None, that of the first node is used.
         now: our clock, unix seconds.
-        stale_after: seconds after which a newest block is too old.
-        clock_skew: seconds by which it may lie in our future.
+        stale_after: age in seconds from which a newest block is stale.
+        clock_skew: seconds a newest block may be in our future.
     """
 
     chain_id: str | None
@@ -140,12 +139,12 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The findings, and what other checks go by.
+    """Results, and nodes for other checks.
 
     Attributes:
-        findings: a line a node, and one for all of them.
-        good: the nodes that are of use.
-        same_chain: those that serve our chain, of use or not.
+        findings: one result for each node, and one for all.
+        good: the usable nodes.
+        same_chain: nodes on our chain, usable or not.
     """
 
     findings: list[CheckResult]
@@ -153,112 +152,112 @@ class Judged:
     same_chain: list[NodeReport] = field(default_factory=list)
 
 
-def judge_nodes(looks: Sequence[NodeReport], expected: Expected) -> Judged:
-    """A line for each node; one that is of no use is a warning only, as long as another is."""
-    chain_id = expected.chain_id or next((look.chain_id for look in looks if look.chain_id), None)
-    problems = [_problem(look, chain_id, expected) for look in looks]
-    good = [look for look, problem in zip(looks, problems, strict=True) if problem is None]
-    findings = [_node(look, problem, bool(good), expected) for look, problem in zip(looks, problems, strict=True)]
-    for look in looks:
-        if look.rpc is not None:
-            findings.append(_rpc(look.rpc, _problem(look.rpc, chain_id, expected)))
-    same = [look for look in looks if look.problem is None and look.chain_id == chain_id]
-    return Judged([*findings, _together(looks, good, chain_id)], good, same)
+def judge_nodes(nodes: Sequence[NodeReport], expected: Expected) -> Judged:
+    """Judge each node. An unusable node is only a warning while another node is usable."""
+    chain_id = expected.chain_id or next((node.chain_id for node in nodes if node.chain_id), None)
+    problems = [_find_problem(node, chain_id, expected) for node in nodes]
+    good = [node for node, problem in zip(nodes, problems, strict=True) if problem is None]
+    findings = [_judge_node(node, problem, bool(good), expected) for node, problem in zip(nodes, problems, strict=True)]
+    for node in nodes:
+        if node.rpc is not None:
+            findings.append(_judge_rpc(node.rpc, _find_problem(node.rpc, chain_id, expected)))
+    same = [node for node in nodes if node.problem is None and node.chain_id == chain_id]
+    return Judged([*findings, _judge_chain(nodes, good, chain_id)], good, same)
 
 
-def _problem(look: NodeReport, chain_id: str | None, expected: Expected) -> tuple[str, str] | None:
-    """What is wrong with a node, and what to do about it."""
-    if look.problem is not None:
-        return look.problem, "See whether the node runs, and whether its address in [chain] is right."
-    if look.chain_id != chain_id:
+def _find_problem(node: NodeReport, chain_id: str | None, expected: Expected) -> tuple[str, str] | None:
+    """Return what is wrong with a node, and the advice."""
+    if node.problem is not None:
+        return node.problem, "Check that the node runs, and that its address in [chain] is right."
+    if node.chain_id != chain_id:
         return (
-            f"it serves chain {look.chain_id}, not {chain_id}",
-            "Take it out of [chain] endpoints, or set [chain] chain_id to the chain that you mean.",
+            f"the node is on chain {node.chain_id}, not {chain_id}",
+            "Remove it from [chain] endpoints, or correct [chain] chain_id.",
         )
-    if look.syncing:
-        return "it is catching up with its chain", "Wait until it has caught up; shares are not taken by its word."
-    age = expected.now - look.block_time
+    if node.syncing:
+        return "the node is catching up", "Wait until it has caught up; the helper does not use it until then."
+    age = expected.now - node.block_time
     if age > expected.stale_after:
         return (
-            f"its newest block is {age:.0f} s old",
-            "See why the node has stopped; or whether the whole chain has, or this machine's clock is ahead.",
+            f"newest block is {age:.0f} s old",
+            "Check whether the node or the whole chain has stopped, or this machine's clock is ahead.",
         )
     if age < -expected.clock_skew:
-        return f"its newest block is {-age:.0f} s ahead of our clock", "Set this machine's clock: run an NTP service."
+        return f"newest block is {-age:.0f} s ahead of our clock", "Correct this machine's clock: run an NTP service."
     return None
 
 
-def _node(look: NodeReport, problem: tuple[str, str] | None, others: bool, expected: Expected) -> CheckResult:
-    subject = f"node {look.name}"
+def _judge_node(node: NodeReport, problem: tuple[str, str] | None, others: bool, expected: Expected) -> CheckResult:
+    subject = f"node {node.name}"
     facts: dict[str, Any] = {
-        "endpoint": look.name,
-        "chain_id": look.chain_id or None,
-        "height": look.height or None,
-        "block_age": round(expected.now - look.block_time, 1) if look.block_time else None,
-        "syncing": look.syncing,
-        "version": look.version or None,
-        "latency_ms": round(look.seconds * 1000, 1) if look.chain_id else None,
+        "endpoint": node.name,
+        "chain_id": node.chain_id or None,
+        "height": node.height or None,
+        "block_age": round(expected.now - node.block_time, 1) if node.block_time else None,
+        "syncing": node.syncing,
+        "version": node.version or None,
+        "latency_ms": round(node.seconds * 1000, 1) if node.chain_id else None,
     }
     if problem is not None:
         level = Level.WARN if others else Level.FAIL
         return CheckResult(subject, level, problem[0], problem[1], facts)
-    age = max(0.0, expected.now - look.block_time)
+    age = max(0.0, expected.now - node.block_time)
     text = (
-        f"chain {look.chain_id}, height {look.height}, block {age:.0f} s old, answers in {look.seconds * 1000:.0f} ms"
+        f"chain {node.chain_id}, height {node.height}, block {age:.0f} s old, response in {node.seconds * 1000:.0f} ms"
     )
-    text += f", version {look.version}" if look.version else ", tells no version"
-    if look.seconds > SLOW:
-        return warn(subject, text, "It is slow: put a quicker node before it in [chain] endpoints.", **facts)
+    text += f", version {node.version}" if node.version else ", no version reported"
+    if node.seconds > SLOW:
+        return warn(subject, text, "The node is slow: put a faster node before it in [chain] endpoints.", **facts)
     return ok(subject, text, **facts)
 
 
-def _rpc(look: NodeReport, problem: tuple[str, str] | None) -> CheckResult:
-    subject = f"rpc {look.name}"
-    facts = {"endpoint": look.name, "height": look.height or None, "latency_ms": round(look.seconds * 1000, 1)}
+def _judge_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckResult:
+    subject = f"rpc {node.name}"
+    facts = {"endpoint": node.name, "height": node.height or None, "latency_ms": round(node.seconds * 1000, 1)}
     if problem is not None:
-        advice = f"{problem[1]} Without it blocks are read over REST, which asks more."
+        advice = f"{problem[1]} Without RPC, blocks are read over REST, which needs more requests."
         return warn(subject, problem[0], advice, **facts)
-    return ok(subject, f"height {look.height}, answers in {look.seconds * 1000:.0f} ms", **facts)
+    return ok(subject, f"height {node.height}, response in {node.seconds * 1000:.0f} ms", **facts)
 
 
-def _together(looks: Sequence[NodeReport], good: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
-    facts = {"chain_id": chain_id, "endpoints": len(looks), "of_use": len(good)}
+def _judge_chain(nodes: Sequence[NodeReport], good: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
+    facts = {"chain_id": chain_id, "endpoints": len(nodes), "of_use": len(good)}
     if not good:
         return fail(
             "chain",
-            f"none of {len(looks)} nodes is of use: no share is taken or revealed, and none loses an attempt by it",
-            "Mend one of the nodes above, or name another in [chain] endpoints.",
+            f"none of {len(nodes)} nodes is usable: shares are neither accepted nor revealed; no attempts are spent",
+            "Fix one of the nodes listed above, or add another to [chain] endpoints.",
             **facts,
         )
-    text = f"{chain_id}, {len(good)} of {len(looks)} nodes of use"
-    if len(looks) == 1:
-        text += "; name a second one: it could take over, and speak up when the first lies"
+    text = f"{chain_id}, {len(good)} of {len(nodes)} nodes usable"
+    if len(nodes) == 1:
+        text += "; add a second one for failover and for detecting false answers"
     return ok("chain", text, **facts)
 
 
-def judge_clock(looks: Sequence[NodeReport], now: float, *, limit: float) -> CheckResult:
-    """This machine's clock against the newest block's time, by the node that is nearest to our clock.
+def judge_clock(nodes: Sequence[NodeReport], now: float, *, limit: float) -> CheckResult:
+    """Compare this machine's clock with the newest block time that is nearest to it.
 
     Args:
-        looks: of the right chain, caught up, and answering.
-        now: our clock when they were asked.
-        limit: seconds from which on dispatch pauses.
+        nodes: reports of nodes on the right chain.
+        now: our clock at the time of the queries.
+        limit: difference in seconds above which dispatch pauses.
     """
-    ages = [now - look.block_time for look in looks if look.problem is None and look.block_time and not look.syncing]
+    ages = [now - node.block_time for node in nodes if node.problem is None and node.block_time and not node.syncing]
     if not ages:
-        return warn("clock", "there is no block to compare it with", "Mend a node first.")
+        return warn("clock", "no block time to compare with", "Fix a node first.")
     age = min(ages, key=abs)
     facts = {"block_age": round(age, 1)}
     if age > limit:
-        advice = "Compare it with `date -u` elsewhere and run an NTP service; if the chain stands still, wait for it."
+        advice = "Compare it with `date -u` on another machine and run an NTP service; if the chain has halted, wait."
         return fail(
             "clock",
-            f"it is {age:.0f} s ahead of the newest block: it is wrong, or the chain stands still",
+            f"{age:.0f} s ahead of the newest block: it is wrong, or the chain has halted",
             advice,
             **facts,
         )
     if age < -limit:
-        return fail("clock", f"it is {-age:.0f} s behind the chain's", "Set it, and run an NTP service.", **facts)
+        return fail("clock", f"{-age:.0f} s behind the chain", "Correct it, and run an NTP service.", **facts)
     if age < -AHEAD:
-        return warn("clock", f"it is {-age:.0f} s behind the chain's", "Set it, and run an NTP service.", **facts)
-    return ok("clock", f"the newest block is {max(0.0, age):.0f} s old by it", **facts)
+        return warn("clock", f"{-age:.0f} s behind the chain", "Correct it, and run an NTP service.", **facts)
+    return ok("clock", f"newest block is {max(0.0, age):.0f} s old", **facts)

@@ -1,4 +1,4 @@
-"""Whether the circuit that is proven with is the one that the chain's nodes verify. Pure."""
+"""Checks that the selected circuit is the one that the nodes verify. Pure."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ from helper.reveal.circuit_selector import by_version
 
 
 def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:
-    """The circuit against the nodes' versions.
+    """Compare the circuit with the nodes' versions.
 
     Args:
         setting: [prover] circuit: auto, k10 or k11.
-        current: what the running daemon proves with; None where none runs.
-        versions: of the nodes that answered, "" where a node tells none.
+        current: circuit of the running helper; None if none runs.
+        versions: of the nodes that answered; "" if a node reports none.
     """
     expected = {circuit for version in versions if (circuit := by_version(version)) is not None}
-    told = ", ".join(sorted({version for version in versions if version})) or "none"
+    reported = ", ".join(sorted({version for version in versions if version})) or "none"
     facts = {"setting": setting, "current": current, "versions": sorted(set(versions)), "expected": sorted(expected)}
     if len(expected) > 1:
-        advice = "The chain is being upgraded, or one node is not of its version: ask who runs it."
-        return warn("circuit", f"the nodes are of versions with different circuits: {told}", advice, **facts)
+        advice = "The chain is being upgraded, or one node runs another version: ask its operator."
+        return warn("circuit", f"the nodes' versions have different circuits: {reported}", advice, **facts)
     if setting != "auto":
         if expected and setting not in expected:
-            (right,) = expected
+            (verified,) = expected
             return fail(
                 "circuit",
-                f'[prover] circuit is "{setting}", and nodes of version {told} verify {right}',
+                f'[prover] circuit is "{setting}", and nodes of version {reported} verify {verified}',
                 'Set [prover] circuit = "auto" and restart.',
                 **facts,
             )
-        return ok("circuit", f"{setting}, set by hand; the nodes' version: {told}", **facts)
+        return ok("circuit", f"{setting}, set in [prover] circuit; node versions: {reported}", **facts)
     if current is not None and expected and current not in expected:
-        advice = "If reveals are confirmed all is well: what the chain accepts counts, not its version."
-        return warn("circuit", f"{current} was found to be accepted, though the version is {told}", advice, **facts)
+        advice = "If reveals are confirmed, nothing needs to be done: acceptance takes precedence over versions."
+        return warn(
+            "circuit", f"the chain accepts {current}, although the nodes report version {reported}", advice, **facts
+        )
     if expected:
-        return ok("circuit", f"{next(iter(expected))}, by the nodes' version {told}", **facts)
-    return ok("circuit", f"{current or 'k10 first'}; the nodes tell no version, the first reveals find it out", **facts)
+        return ok("circuit", f"{next(iter(expected))}, according to node version {reported}", **facts)
+    return ok(
+        "circuit", f"{current or 'k10 first'}; the nodes report no version, the first reveals determine it", **facts
+    )

@@ -1,4 +1,4 @@
-"""The disk under the database: room, how long an fsync takes, whether it is one that can carry a database."""
+"""Checks the database's disk: free space, fsync latency, file system type."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from helper.clock import Clock
 from helper.doctor.result import CheckResult, fail, ok, warn
 
 LEAST_FREE: Final = 64 << 20
-"""Bytes; below it a round's first burst may fill the disk."""
+"""Bytes; with less, the first burst of shares in a round may fill the disk."""
 ENOUGH_FREE: Final = 512 << 20
 SLOW_SYNC: Final = 0.1
-"""Seconds; wallets wait for one fsync at the least, and some give up after five seconds."""
+"""Seconds; each share waits for at least one fsync, and some wallets give up after five seconds."""
 USELESS_SYNC: Final = 2.0
 SYNCS: Final = 5
 _PAGE: Final = bytes(4096)
 NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "ceph", "glusterfs"})
-"""Kinds of file systems that do not carry a write-ahead log shared by processes."""
+"""File systems that do not support a write-ahead log shared by processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What was measured.
+    """Measured values of a disk.
 
     Attributes:
-        free: bytes that this user may write.
-        inodes: files that can still be made; None where the file system does not count them.
-        sync_seconds: of the median fsync of a page, None where none could be made.
-        problem: why nothing could be written, None where it could.
+        free: bytes available to this user.
+        inodes: number of files that can be created; None if the file system does not count them.
+        sync_seconds: median duration of an fsync of one page, None if none was possible.
+        problem: why writing failed, None if it succeeded.
     """
 
     free: int
@@ -42,9 +42,9 @@ class Disk:
 
 
 def measure(folder: Path, clock: Clock) -> Disk:
-    """Look at a folder's disk: five fsyncs of a file without a name, which leaves nothing behind. Raises OSError."""
-    about = os.statvfs(folder)
-    free, inodes = about.f_bavail * about.f_frsize, about.f_favail if about.f_files else None
+    """Measure a directory's disk with five fsyncs of an unnamed temporary file. Raises OSError."""
+    stats = os.statvfs(folder)
+    free, inodes = stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             seconds = []
@@ -59,49 +59,47 @@ def measure(folder: Path, clock: Clock) -> Disk:
 
 
 def judge_disk(folder: Path, disk: Disk, kind: str) -> list[CheckResult]:
-    """A line about room, one about fsync, and one about the file system where it is of the wrong kind.
+    """Judge free space and fsync latency, and report a file system that is not suitable.
 
     Args:
-        folder: of the database.
+        folder: directory of the database.
         disk: what was measured.
-        kind: the file system's type, "" where it is not known.
+        kind: the file system's type, "" if unknown.
     """
-    found = [_room(folder, disk), _sync(folder, disk)]
+    results = [_judge_space(folder, disk), _judge_fsync(folder, disk)]
     if kind in NETWORK:
         advice = "Put the database on a local disk ([helper] db_path): a network file system can damage it."
-        found.append(fail("file system", f"{folder} is on {kind}", advice, kind=kind))
-    return found
+        results.append(fail("file system", f"{folder} is on {kind}", advice, kind=kind))
+    return results
 
 
-def _room(folder: Path, disk: Disk) -> CheckResult:
+def _judge_space(folder: Path, disk: Disk) -> CheckResult:
     text = f"{disk.free >> 20} MB free in {folder}"
     facts = {"free_bytes": disk.free, "free_inodes": disk.inodes}
     if disk.free < LEAST_FREE or disk.inodes == 0:
-        advice = "Free some: shares are answered 503 when it is full. The helper goes on by itself then."
-        return fail(
-            "disk space", text if disk.inodes != 0 else f"no more files can be made in {folder}", advice, **facts
-        )
+        advice = "Free some space: shares are refused with 503 while the disk is full. The helper recovers by itself."
+        return fail("disk space", text if disk.inodes != 0 else f"no inodes are free in {folder}", advice, **facts)
     if disk.free < ENOUGH_FREE:
-        return warn("disk space", text, "Free some before a round's first burst comes.", **facts)
+        return warn("disk space", text, "Free some space before the next round starts.", **facts)
     return ok("disk space", text, **facts)
 
 
-def _sync(folder: Path, disk: Disk) -> CheckResult:
+def _judge_fsync(folder: Path, disk: Disk) -> CheckResult:
     if disk.sync_seconds is None:
-        advice = f"Let this user write in {folder}, or run the doctor as the helper's user."
-        return fail("fsync", f"nothing can be written in {folder}: {disk.problem}", advice)
+        advice = f"Give this user write access to {folder}, or run doctor as the helper's user."
+        return fail("fsync", f"cannot write to {folder}: {disk.problem}", advice)
     milliseconds = round(disk.sync_seconds * 1000, 2)
     text, facts = f"{milliseconds:g} ms", {"milliseconds": milliseconds}
-    advice = "Take other work off this disk, or use a quicker one: a share is answered after an fsync."
+    advice = "Reduce other load on this disk, or use a faster one: each share is acknowledged after an fsync."
     if disk.sync_seconds > USELESS_SYNC:
-        return fail("fsync", f"{text}: wallets give up before they are answered", advice, **facts)
+        return fail("fsync", f"{text}: wallets time out before they get a response", advice, **facts)
     if disk.sync_seconds > SLOW_SYNC:
         return warn("fsync", text, advice, **facts)
     return ok("fsync", text, **facts)
 
 
 def file_system(folder: Path, mounts: str) -> str:
-    """The type of the file system that holds a folder, by the text of /proc/mounts; "" where it is not in it."""
+    """Type of the file system of a directory according to /proc/mounts; "" if not listed."""
     best, kind = -1, ""
     parents = {str(parent) for parent in (folder, *folder.parents)}
     for line in mounts.splitlines():

@@ -1,4 +1,4 @@
-"""Who may read what holds witnesses and tokens."""
+"""Checks file modes of databases, the control socket and files with secrets."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from typing import Final
 from helper.doctor.result import CheckResult, ok, warn
 
 PARTS: Final = ("", "-wal", "-shm", ".lock")
-"""What stands beside a database, by the end of its name."""
+"""Suffixes of the files of a database."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def look_at_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[CheckResult]:
-    """A line for each file that others may use, and one line where there is none.
+    """Return one warning for each file or directory that other users can access, else one `ok`.
 
     Args:
-        databases: the files with shares and registrations, which need not be there.
-        secrets: whatever else is for one user alone: the control socket, files with tokens in them.
+        databases: database files; they may be missing.
+        secrets: other private files: the control socket, files with tokens.
     """
     private = [*(Path(f"{database}{part}") for database in databases for part in PARTS), *secrets]
-    there = {path: mode for path in private if (mode := _mode(path)) is not None}
-    found = [_open(path, mode) for path, mode in there.items() if mode & _OTHERS]
-    for folder in {path.parent for path in there}:
+    existing = {path: mode for path in private if (mode := _mode(path)) is not None}
+    results = [_accessible(path, mode) for path, mode in existing.items() if mode & _OTHERS]
+    for folder in {path.parent for path in existing}:
         mode = _mode(folder) or 0
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             advice = f"chmod o-w {folder}"
-            found.append(warn("file modes", f"everybody may put files into {folder} ({oct(mode)})", advice))
-    return found or [ok("file modes", f"{len(there)} files are for their owner alone", files=len(there))]
+            results.append(warn("file modes", f"every user can create files in {folder} ({oct(mode)})", advice))
+    return results or [
+        ok("file modes", f"{len(existing)} private files are accessible only to their owner", files=len(existing))
+    ]
 
 
-def _open(path: Path, mode: int) -> CheckResult:
-    text = f"others may use {path} ({oct(mode)[2:]})"
+def _accessible(path: Path, mode: int) -> CheckResult:
+    text = f"other users can access {path} ({oct(mode)[2:]})"
     return warn("file modes", text, f"chmod 600 {path}", path=str(path), mode=oct(mode)[2:])
 
 

@@ -1,4 +1,4 @@
-"""Whether the addresses that the helper is to listen on can be had. Only asked where no helper runs."""
+"""Checks that the listen addresses are available; only run while no helper runs."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from helper.doctor.result import CheckResult, fail, ok
 
 
 def look_at_address(what: str, host: str, port: int, setting: str) -> CheckResult:
-    """Bind an address for a moment, without listening on it.
+    """Check that an address is free, by binding it without listening.
 
     Args:
-        what: is to listen there.
-        host: the address.
+        what: the listener, for the message.
+        host: host name or IP address.
         port: 0 is always free.
-        setting: the section that names it.
+        setting: the section of the settings that sets it.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
-        found = []
-    if not found:
+        addresses = []
+    if not addresses:
         advice = f"Set {setting} host to an address of this machine."
-        return fail("address", f"{host} is no address to listen on", advice, host=host, port=port)
-    family, _, _, _, address = found[0]
+        return fail("address", f"{host} is not an address of this machine", advice, host=host, port=port)
+    family, _, _, _, address = addresses[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            advice = f"Set {setting} host and port to what is free, or stop who has it: `ss -ltnp` tells."
+            advice = f"Set {setting} host and port to a free address, or stop the program that uses it: see `ss -ltnp`."
             return fail(
                 "address", f"{what} cannot listen on {host}:{port}: {error.strerror}", advice, host=host, port=port
             )

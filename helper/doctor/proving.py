@@ -1,4 +1,4 @@
-"""A proof of a made-up share, made by a prover worker as the service starts them, with its time."""
+"""Self-test proof: proves a generated share with a prover worker and measures the time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from helper.reveal.prover.pool import DEFAULT_COMMAND
 from helper.reveal.prover.process import Spawn, WorkerProcess
 
 PATIENCE: Final = 12.0
-"""Seconds for the keys and one proof: some 3 s of CPU for the slower circuit."""
+"""Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """What came of it.
+    """Result of the self-test.
 
     Attributes:
-        problem: why there is no proof, None where there is one.
-        late: whether there was none in time; it may still be made.
-        seconds: how long the proof took.
-        start_seconds: how long the worker took from its start, keys and proof and its check included.
+        problem: why there is no proof, None if there is one.
+        late: whether the proof timed out.
+        seconds: duration of the proof.
+        start_seconds: time since the worker's start, including keys, proof and verification.
     """
 
     problem: str | None = None
@@ -36,16 +36,16 @@ class Proved:
 async def prove_once(
     circuit: str, *, nice: int, clock: Clock, spawn: Spawn = WorkerProcess.spawn, patience: float = PATIENCE
 ) -> Proved:
-    """Start a worker, let it make its keys and a proof, and end it."""
+    """Start a worker, make one proof, and stop the worker."""
     began = clock.monotonic()
     try:
         worker = await spawn(DEFAULT_COMMAND, threads=1)
     except OSError as error:
-        return Proved(problem=f"no prover could be started: {error.strerror}")
+        return Proved(problem=f"prover could not be started: {error.strerror}")
     try:
         reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": nice}, patience)
     except ProverTimeout:
-        return Proved(problem=f"none within {patience:.0f} s", late=True)
+        return Proved(problem=f"timed out after {patience:.0f} s", late=True)
     except ProverError as error:
         return Proved(problem=str(error))
     finally:
@@ -56,7 +56,7 @@ async def prove_once(
 
 
 def judge_proof(proved: Proved, circuit: str, slots: int) -> CheckResult:
-    """A line about the proof."""
+    """Judge the self-test proof."""
     facts: dict[str, Any] = {
         "circuit": circuit,
         "seconds": None if proved.seconds is None else round(proved.seconds, 3),
@@ -64,21 +64,21 @@ def judge_proof(proved: Proved, circuit: str, slots: int) -> CheckResult:
         "slots": slots,
     }
     if proved.late:
-        advice = "Other work takes this machine's cores: see `top`. Shares are proven as slowly while it lasts."
-        return warn("prover", f"the self-test made no {circuit} proof in time: {proved.problem}", advice, **facts)
+        advice = "Other processes use this machine's CPU: see `top`. Shares are proven equally slowly meanwhile."
+        return warn("prover", f"{circuit} self-test proof {proved.problem}", advice, **facts)
     if proved.problem is not None or proved.seconds is None:
-        advice = "Look for the out-of-memory killer in the kernel's log, and at this machine's load; else reinstall."
-        return fail("prover", f"the self-test made no {circuit} proof: {proved.problem}", advice, **facts)
-    text = f"a {circuit} proof in {proved.seconds:.2f} s"
+        advice = "Check the kernel log for the out-of-memory killer, and the load; else reinstall the helper."
+        return fail("prover", f"{circuit} self-test proof failed: {proved.problem}", advice, **facts)
+    text = f"{circuit} proof in {proved.seconds:.2f} s"
     if proved.start_seconds is not None:
-        text += f", {proved.start_seconds:.1f} s with its keys"
-    return ok("prover", f"{text}; {slots} at once", **facts)
+        text += f", {proved.start_seconds:.1f} s including keys"
+    return ok("prover", f"{text}; {slots} concurrent", **facts)
 
 
 def judge_measured(facts: Mapping[str, Any]) -> CheckResult | None:
-    """A line about the daemon's own proofs; None where it has made none."""
+    """Judge the proofs that the helper has made; None if it has made none."""
     proof, slots = facts.get("proof") or {}, (facts.get("provers") or {}).get("workers", 1)
     if not proof.get("count") or proof.get("p50_ms") is None:
         return None
-    text = f"the daemon made {proof['count']}, half of them within {proof['p50_ms'] / 1000:.2f} s; {slots} at once"
+    text = f"{proof['count']} proofs made, median {proof['p50_ms'] / 1000:.2f} s; {slots} concurrent"
     return ok("proofs", text, count=proof["count"], p50_ms=proof["p50_ms"], p99_ms=proof.get("p99_ms"), slots=slots)

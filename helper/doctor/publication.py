@@ -1,4 +1,4 @@
-"""Checks the chain addresses that the helper publishes for browser wallets. Pure; no address is in a message."""
+"""Checks the chain addresses that the helper publishes for browser wallets. Pure. No message contains an address."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SUBJECT = "published addresses"
 
 
 def judge_publication(config: Config) -> CheckResult:
-    """Judge what `/api/chain` shows: no credentials in an address that was set, and an address where one is needed."""
+    """Check `/api/chain`: no credentials in the configured addresses, and none missing that is needed."""
     if config.admin.disable:
         return ok(SUBJECT, "none: [admin] disable is set")
     set_for_publication = {"chain_rest": config.ui.chain_rest, "chain_rpc": config.ui.chain_rpc}
     secret = [name for name, url in set_for_publication.items() if url and _may_hold_secret(url)]
     if secret:
-        advice = "Everybody can read it at /api/chain. Set an address that needs no credentials or key."
+        advice = "Anyone can read it at /api/chain. Set an address that needs no credentials or key."
         return warn(SUBJECT, f"[ui] {' and '.join(secret)} contains credentials or a query", advice, settings=secret)
     names = ("chain_rest", "chain_rpc")
     missing = [name for name, url in zip(names, published_addresses(config), strict=True) if not url]
     if missing and config.ui.enable:
         advice = (
             f"Set [ui] {' and '.join(missing)} to a public address. Only https addresses without path, query and"
-            " credentials are taken from [chain]: anything else may be private or hold a key."
+            " credentials are taken from [chain], because others may be private or contain a key."
         )
         return warn(
             SUBJECT, "browser wallets cannot add the chain: no public address of a node", advice, missing=missing

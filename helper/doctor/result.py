@@ -1,4 +1,4 @@
-"""What a check found: one line, and what to do about it. Pure."""
+"""Result of a check: one line and advice. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """How it stands: `warn` wants a look, `fail` keeps shares from being taken or revealed, or secrets from being kept
-    secret.
-    """
+    """Severity: `fail` means shares cannot be accepted or revealed, or secrets may leak; `warn` is less serious."""
 
     OK = "ok"
     WARN = "warn"
@@ -20,14 +18,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the doctor's.
+    """Result of one check.
 
     Attributes:
-        subject: what was looked at, a word or two.
-        level: how it stands.
-        message: how it is, in one line.
-        advice: what to do about it; empty where there is nothing to do.
-        facts: the figures behind it, plain JSON values.
+        subject: what was checked, one or two words.
+        level: severity.
+        message: the state, in one line.
+        advice: how to fix it; empty if nothing needs to be done.
+        facts: the measured values, as plain JSON values.
     """
 
     subject: str
@@ -38,27 +36,27 @@ class CheckResult:
 
 
 def ok(subject: str, message: str, **facts: Any) -> CheckResult:
-    """All is well."""
+    """Return a result without a problem."""
     return CheckResult(subject, Level.OK, message, "", facts)
 
 
 def warn(subject: str, message: str, advice: str, **facts: Any) -> CheckResult:
-    """It works, and somebody should look at it."""
+    """Return a warning: the helper works, but an operator should act."""
     return CheckResult(subject, Level.WARN, message, advice, facts)
 
 
 def fail(subject: str, message: str, advice: str, **facts: Any) -> CheckResult:
-    """It does not work, or does not keep a promise."""
+    """Return a failure: a function of the helper, or one of its guarantees, is broken."""
     return CheckResult(subject, Level.FAIL, message, advice, facts)
 
 
 def healthy(findings: Iterable[CheckResult]) -> bool:
-    """Whether every one is ok."""
+    """Report whether all results are ok."""
     return all(finding.level is Level.OK for finding in findings)
 
 
 def as_json(finding: CheckResult) -> dict[str, Any]:
-    """One as plain JSON values."""
+    """Convert a result to plain JSON values."""
     return {
         "subject": finding.subject,
         "level": finding.level.value,

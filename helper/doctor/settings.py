@@ -1,4 +1,4 @@
-"""The settings as they can be read: what is wrong with them is told, and the rest is gone by."""
+"""Reads the settings for the checks: reports invalid values and uses the rest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SECRETS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the checks go by.
+    """Settings for the checks.
 
     Attributes:
-        config: the settings, without those that are wrong.
-        path: the file, None where there is none.
-        readable: whether the file could be read at all; where not, the settings tell nothing of this machine.
-        holds_secrets: whether a token, or another secret, stands in the file itself.
-        findings: a line a problem, or one that all is well.
+        config: the settings; invalid values are replaced by defaults.
+        path: the settings file, None if there is none.
+        readable: whether the file could be read; if not, `config` holds only defaults.
+        holds_secrets: whether the file itself contains a secret.
+        findings: one result for each problem, or one `ok`.
     """
 
     config: Config
@@ -33,7 +33,7 @@ class Settings:
 
 
 def read_settings(explicit: Path | None, env: Mapping[str, str]) -> Settings:
-    """Read file and environment; never raises for what is in them."""
+    """Read the file and the environment. Never raises for invalid content."""
     path = find_file(explicit, env)
     loaded, problems = load_what_can_be(path, env)
     readable = all(problem.key or problem.source != str(path) for problem in problems)
@@ -46,11 +46,9 @@ def read_settings(explicit: Path | None, env: Mapping[str, str]) -> Settings:
 
 def _judge(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
     if problems:
-        advice = "Mend it: `svote-helper config validate` shows all. The helper does not start with it."
+        advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
         return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]
     if path is None:
-        advice = "Write a file with `svote-helper config init`, and name your nodes in it."
-        return [
-            warn("settings", "there is no settings file: the defaults hold, with a dev chain on this machine", advice)
-        ]
-    return [ok("settings", f"{path} is right", path=str(path))]
+        advice = "Create a file with `svote-helper config init`, and set your nodes in it."
+        return [warn("settings", "no settings file: defaults apply, with a dev chain on this machine", advice)]
+    return [ok("settings", f"{path} is valid", path=str(path))]

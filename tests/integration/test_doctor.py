@@ -42,13 +42,13 @@ async def test_all_is_well_then_a_node_goes_wrong(
         assert healthy(found.values()), found
         assert found["helper"].facts["ready"] is True
         assert found[f"round {round_id.hex()[:8]}"].message.startswith("16 shares left, ")
-        assert found["core files"].message.startswith("the helper leaves none")
+        assert found["core files"].message.startswith("the helper writes none")
         assert found["database"].facts["shares"] == 16
 
         first = f"node {chain.nodes[0]['rest'].removeprefix('http://')}"
         for switches, message in (
             ({"catching_up": True}, "catching up"),
-            ({"chain_id": "other-1"}, "serves chain other-1"),
+            ({"chain_id": "other-1"}, "on chain other-1"),
             ({"refuse": 1.0}, "connection failed"),
             ({"status_503": 1.0}, "HTTP 503"),
         ):
@@ -57,7 +57,7 @@ async def test_all_is_well_then_a_node_goes_wrong(
             await chain.mend()
             assert found[first].level is Level.WARN, (switches, found[first])
             assert message in found[first].message
-            assert found["chain"].level is Level.OK, "the other node is of use"
+            assert found["chain"].level is Level.OK, "the other node is usable"
 
         strict = tmp_path / "strict.toml"
         strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 2"))
@@ -89,7 +89,7 @@ async def test_the_command_says_it_in_one_line_for_machines(
     assert ran.code == 3
     assert "Traceback" not in ran.err
     lines = ran.out.splitlines()
-    assert f"warn  helper           none runs here: nobody answers on {helper.told['socket']}" in lines
+    assert f"warn  helper           not running: no answer on {helper.told['socket']}" in lines
     assert lines[lines.index(lines[1]) + 1].startswith("      -> Start it")
 
 
@@ -101,6 +101,6 @@ async def test_a_proof_is_made_and_timed_or_its_failure_told() -> None:
     assert 0 < proved.seconds < proved.start_seconds
     assert judge_proof(proved, "k10", 2).level is Level.OK
     late = judge_proof(await prove_once("k10", nice=0, clock=clock, patience=0.01), "k10", 2)
-    assert (late.level, "in time" in late.message) == (Level.WARN, True)
+    assert (late.level, "timed out" in late.message) == (Level.WARN, True)
     broken = judge_proof(await prove_once("k12", nice=0, clock=clock, patience=PATIENCE), "k12", 2)
-    assert (broken.level, "made no k12 proof" in broken.message) == (Level.FAIL, True)
+    assert (broken.level, "k12 self-test proof failed" in broken.message) == (Level.FAIL, True)

@@ -1,4 +1,4 @@
-"""What nodes tell, and what is made of it: addresses, chains, ages, the clock."""
+"""Node reports and their judgement: addresses, chain ids, block ages, the clock."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in findings}
 
 
-def test_a_good_node_is_told_with_its_figures() -> None:
+def test_judge_nodes_reports_values_of_good_node() -> None:
     judged = judge_nodes([GOOD], LIMITS)
     node, chain = judged.findings
     assert (node.subject, node.level) == ("node a:1317", Level.OK)
-    assert node.message == "chain svote-1, height 100, block 3 s old, answers in 10 ms, version v1.3.0"
+    assert node.message == "chain svote-1, height 100, block 3 s old, response in 10 ms, version v1.3.0"
     assert node.facts["latency_ms"] == 10.0
     assert chain.level is Level.OK
-    assert "name a second one" in chain.message
+    assert "add a second one" in chain.message
     assert judged.good == [GOOD]
 
 
@@ -39,44 +39,42 @@ def test_a_good_node_is_told_with_its_figures() -> None:
     ("changes", "message"),
     [
         ({"problem": "unreachable (ConnectError)"}, "unreachable"),
-        ({"chain_id": "other-1"}, "serves chain other-1, not svote-1"),
+        ({"chain_id": "other-1"}, "on chain other-1, not svote-1"),
         ({"syncing": True}, "catching up"),
         ({"block_time": NOW - 91}, "newest block is 91 s old"),
         ({"block_time": NOW + 121}, "121 s ahead of our clock"),
     ],
 )
-def test_a_bad_node_is_a_failure_alone_and_a_warning_beside_a_good_one(
-    changes: dict[str, object], message: str
-) -> None:
+def test_judge_nodes_bad_node_fails_alone_and_warns_with_good_one(changes: dict[str, object], message: str) -> None:
     bad = named("b:1317", **changes)
     alone = by_subject(judge_nodes([bad], LIMITS).findings)
     assert alone["node b:1317"].level is Level.FAIL
     assert message in alone["node b:1317"].message
     assert alone["node b:1317"].advice
     assert alone["chain"].level is Level.FAIL
-    beside = by_subject(judge_nodes([bad, GOOD], LIMITS).findings)
-    assert beside["node b:1317"].level is Level.WARN
-    assert beside["chain"].level is Level.OK
-    assert beside["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
+    together = by_subject(judge_nodes([bad, GOOD], LIMITS).findings)
+    assert together["node b:1317"].level is Level.WARN
+    assert together["chain"].level is Level.OK
+    assert together["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
 
 
-def test_where_nobody_says_which_chain_the_first_node_does() -> None:
+def test_judge_nodes_without_chain_id_uses_that_of_first_node() -> None:
     judged = judge_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
-    assert [look.name for look in judged.good] == ["a:1"]
+    assert [node.name for node in judged.good] == ["a:1"]
 
 
-def test_a_slow_node_is_a_warning() -> None:
+def test_judge_nodes_slow_node_is_warning() -> None:
     node, _ = judge_nodes([named("a:1", seconds=SLOW + 0.1)], LIMITS).findings
     assert node.level is Level.WARN
 
 
-def test_an_rpc_that_is_away_is_a_warning_and_the_node_stays_good() -> None:
+def test_judge_nodes_unreachable_rpc_is_warning_and_node_stays_usable() -> None:
     judged = judge_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
-    found = by_subject(judged.findings)
-    assert found["rpc a:2"].level is Level.WARN
-    assert found["node a:1"].level is Level.OK
-    well = judge_nodes([named("a:1", rpc=named("a:2"))], LIMITS)
-    assert by_subject(well.findings)["rpc a:2"].level is Level.OK
+    result = by_subject(judged.findings)
+    assert result["rpc a:2"].level is Level.WARN
+    assert result["node a:1"].level is Level.OK
+    healthy = judge_nodes([named("a:1", rpc=named("a:2"))], LIMITS)
+    assert by_subject(healthy.findings)["rpc a:2"].level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -89,14 +87,14 @@ def test_an_rpc_that_is_away_is_a_warning_and_the_node_stays_good() -> None:
         (-121, Level.FAIL, "121 s behind"),
     ],
 )
-def test_the_clock_is_judged_by_the_node_that_is_nearest(age: float, level: Level, text: str) -> None:
-    looks = [named("a:1", block_time=NOW - age), named("b:1", block_time=NOW - 5000), named("c:1", syncing=True)]
-    found = judge_clock(looks, NOW, limit=120)
-    assert found.level is level
-    assert text in found.message
+def test_judge_clock_uses_nearest_block_time(age: float, level: Level, text: str) -> None:
+    nodes = [named("a:1", block_time=NOW - age), named("b:1", block_time=NOW - 5000), named("c:1", syncing=True)]
+    result = judge_clock(nodes, NOW, limit=120)
+    assert result.level is level
+    assert text in result.message
 
 
-def test_without_a_block_the_clock_is_not_judged() -> None:
+def test_judge_clock_without_block_is_warning() -> None:
     assert judge_clock([named("a:1", problem="away")], NOW, limit=120).level is Level.WARN
 
 
@@ -113,7 +111,9 @@ def test_without_a_block_the_clock_is_not_judged() -> None:
         ("k10", None, [], Level.OK),
     ],
 )
-def test_the_circuit_against_the_versions(setting: str, current: str | None, versions: list[str], level: Level) -> None:
-    found = judge_circuit(setting, current, versions)
-    assert found.level is level
-    assert bool(found.advice) is (level is not Level.OK)
+def test_judge_circuit_compares_with_node_versions(
+    setting: str, current: str | None, versions: list[str], level: Level
+) -> None:
+    result = judge_circuit(setting, current, versions)
+    assert result.level is level
+    assert bool(result.advice) is (level is not Level.OK)

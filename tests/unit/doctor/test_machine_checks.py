@@ -1,4 +1,4 @@
-"""The machine under the helper: disk, file modes, the page's files, process limits, addresses, tokens, SQLite."""
+"""Checks of the machine: disk, file modes, page files, process limits, addresses, tokens, SQLite."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def levels(findings: list[CheckResult]) -> dict[str, Level]:
 # The disk
 
 
-def test_a_disk_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    found = disk.measure(tmp_path, SystemClock())
-    assert found.free > 0
-    assert found.sync_seconds is not None
+def test_disk_measure_leaves_no_files(tmp_path: Path) -> None:
+    result = disk.measure(tmp_path, SystemClock())
+    assert result.free > 0
+    assert result.sync_seconds is not None
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError):  # noqa: PT011 - any of them will do
         disk.measure(tmp_path / "none", SystemClock())
 
 
 @pytest.mark.parametrize(
-    ("measured", "room", "sync"),
+    ("measured", "space", "sync"),
     [
         (Disk(PLENTY, 9, 0.01), Level.OK, Level.OK),
         (Disk(PLENTY, None, 0.2), Level.OK, Level.WARN),
@@ -50,13 +50,13 @@ def test_a_disk_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
         (Disk(PLENTY, 0, None, "No space left on device"), Level.FAIL, Level.FAIL),
     ],
 )
-def test_room_and_fsync(measured: Disk, room: Level, sync: Level) -> None:
-    found = judge_disk(Path("/srv"), measured, "ext4")
-    assert levels(found) == {"disk space": room, "fsync": sync}
-    assert all(bool(one.advice) is (one.level is not Level.OK) for one in found)
+def test_judge_disk_levels_of_space_and_fsync(measured: Disk, space: Level, sync: Level) -> None:
+    result = judge_disk(Path("/srv"), measured, "ext4")
+    assert levels(result) == {"disk space": space, "fsync": sync}
+    assert all(bool(check.advice) is (check.level is not Level.OK) for check in result)
 
 
-def test_a_network_file_system_is_a_failure() -> None:
+def test_judge_disk_network_file_system_fails() -> None:
     mounts = "/dev/sda / ext4 rw 0 0\nhost:/x /srv/net nfs4 rw 0 0\n/dev/sdb /srv/net/a\\040b xfs rw 0 0\n\nnonsense\n"
     assert disk.file_system(Path("/srv/net/helper"), mounts) == "nfs4"
     assert disk.file_system(Path("/srv/net/a b/helper"), mounts) == "xfs"
@@ -68,7 +68,7 @@ def test_a_network_file_system_is_a_failure() -> None:
 # Files
 
 
-def test_files_that_others_may_use_are_named(tmp_path: Path) -> None:
+def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
     database, settings = tmp_path / "queue.db", tmp_path / "helper.toml"
     for path, mode in ((database, 0o600), (Path(f"{database}-wal"), 0o640), (settings, 0o644)):
         path.touch()
@@ -98,25 +98,25 @@ def make_page(folder: Path) -> None:
     (folder / page.SUMS).write_text("".join(lines))
 
 
-def test_a_page_as_it_was_built(tmp_path: Path) -> None:
+def test_page_of_one_build_is_ok(tmp_path: Path) -> None:
     make_page(tmp_path)
-    found = page.look_at_page(tmp_path, enabled=True)
-    assert (found.level, found.message) == (Level.OK, "2 files are as they were built")
+    result = page.look_at_page(tmp_path, enabled=True)
+    assert (result.level, result.message) == (Level.OK, "2 files match the build")
     assert page.look_at_page(tmp_path / "none", enabled=False).level is Level.OK
 
 
-def test_a_page_of_two_versions(tmp_path: Path) -> None:
+def test_page_with_changed_or_extra_files_fails(tmp_path: Path) -> None:
     make_page(tmp_path)
     (tmp_path / "assets" / "app.js").write_text("another")
     (tmp_path / "assets" / "old.js").write_text("old")
-    found = page.look_at_page(tmp_path, enabled=True)
-    assert found.level is Level.FAIL
-    assert (found.facts["changed"], found.facts["strange"]) == (["assets/app.js"], ["assets/old.js"])
+    result = page.look_at_page(tmp_path, enabled=True)
+    assert result.level is Level.FAIL
+    assert (result.facts["changed"], result.facts["strange"]) == (["assets/app.js"], ["assets/old.js"])
     (tmp_path / "assets" / "app.js").unlink()
     assert page.look_at_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
 
 
-def test_a_page_that_is_not_there_or_without_hashes(tmp_path: Path) -> None:
+def test_page_missing_or_without_hashes_is_reported(tmp_path: Path) -> None:
     assert page.look_at_page(tmp_path, enabled=True).level is Level.FAIL
     (tmp_path / "index.html").touch()
     assert page.look_at_page(tmp_path, enabled=True).level is Level.WARN
@@ -125,9 +125,9 @@ def test_a_page_that_is_not_there_or_without_hashes(tmp_path: Path) -> None:
         assert "cannot be read" in page.look_at_page(tmp_path, enabled=True).message
 
 
-def test_the_page_that_comes_along_is_whole() -> None:
-    found = page.look_at_page(BUILT_PAGE, enabled=True)
-    assert found.level is Level.OK, f"{found.message}: `make ui` writes {page.SUMS}"
+def test_supplied_page_matches_its_hashes() -> None:
+    result = page.look_at_page(BUILT_PAGE, enabled=True)
+    assert result.level is Level.OK, f"{result.message}: `make ui` writes {page.SUMS}"
 
 
 # The process
@@ -142,7 +142,7 @@ def test_the_page_that_comes_along_is_whole() -> None:
         ({"core_bytes": -1, "dumpable": False}, Level.FAIL),
     ],
 )
-def test_core_files(facts: dict[str, Any], level: Level) -> None:
+def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
     for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
         assert process.judge_cores(facts, pattern, whose="the helper").level is level
 
@@ -157,11 +157,11 @@ def test_core_files(facts: dict[str, Any], level: Level) -> None:
         ([4352, 8000], True, Level.OK),
     ],
 )
-def test_open_files(limits: list[int], raised: bool, level: Level) -> None:
+def test_judge_open_files_levels(limits: list[int], raised: bool, level: Level) -> None:
     assert process.judge_open_files(limits, 4352, raised=raised).level is level
 
 
-def test_memory() -> None:
+def test_judge_memory_levels() -> None:
     assert process.available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
     assert process.available_memory("MemAvailable: much") is None
     assert process.judge_memory(1 << 20, 2, running=False).level is Level.WARN
@@ -170,7 +170,7 @@ def test_memory() -> None:
     assert process.judge_memory(None, 2, running=False).level is Level.OK
 
 
-def test_what_a_process_says_of_itself() -> None:
+def test_process_facts_have_expected_types() -> None:
     facts = process_facts()
     assert isinstance(facts["dumpable"], bool)
     assert len(facts["open_files"]) == 2
@@ -180,17 +180,17 @@ def test_what_a_process_says_of_itself() -> None:
 # Addresses and tokens
 
 
-def test_an_address_that_is_taken_is_told() -> None:
+def test_listen_address_in_use_fails() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        taken = look_at_address("the wallets' API", "127.0.0.1", port, "[helper]")
+        taken = look_at_address("the wallet API", "127.0.0.1", port, "[helper]")
         assert taken.level is Level.FAIL
         assert f"127.0.0.1:{port}: Address already in use" in taken.message
     assert look_at_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
     assert look_at_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
-    assert "no address" in look_at_address("x", "no-such-host.invalid", 0, "[helper]").message
+    assert "not an address" in look_at_address("x", "no-such-host.invalid", 0, "[helper]").message
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_an_address_that_is_taken_is_told() -> None:
         ("9f86d081884c7d659a2feaa0c55ad015", Level.OK),
     ],
 )
-def test_tokens(token: str, level: Level) -> None:
+def test_judge_tokens_levels(token: str, level: Level) -> None:
     wallets, operators = judge_tokens(token, "")
     assert wallets.level is level
     assert operators.level is Level.OK
@@ -216,7 +216,7 @@ def test_tokens(token: str, level: Level) -> None:
 @pytest.mark.parametrize(
     ("version", "bug"), [("3.40.1", True), ("3.51.2", True), ("3.51.3", False), ("3.52.0", False), ("3.6.23", False)]
 )
-def test_the_known_bug_of_sqlite(version: str, bug: bool) -> None:
-    found = judge_sqlite(version)
-    assert found.level is Level.OK
-    assert found.facts["wal_reset_bug"] is bug
+def test_judge_sqlite_detects_wal_reset_bug(version: str, bug: bool) -> None:
+    result = judge_sqlite(version)
+    assert result.level is Level.OK
+    assert result.facts["wal_reset_bug"] is bug
