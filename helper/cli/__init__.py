@@ -1,4 +1,4 @@
-"""The commands: one module a noun, each with its `app`; `main.py` joins them.
+"""Command-line interface: one module per command group, each with its `app`. `main.py` combines them.
 
-What a program reads (`--json`) is one line, the last on standard output; all else goes to standard error.
+`--json` output is one line, the last on standard output. Messages go to standard error.
 """

@@ -1,4 +1,4 @@
-"""`svote-helper admin`: join as a validator without a browser, and see who waits."""
+"""`svote-helper admin`: register as a validator, and list pending registrations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ import typer
 from admin import adr036
 from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
 from admin.registration import RegistrationError, RegistrationRequest, parse_registration
+from helper.cli.options import JsonOption
 from helper.cli.output import Exit, emit_json, emit_table, fail, say
-from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
 from helper.core.time_text import format_time
 from helper.runtime.http_client import create_client
 
-app = typer.Typer(help="Join as a validator without a browser, and see who waits.")
+app = typer.Typer(help="Register as a validator without a browser, and list pending registrations.")
 
 PATIENCE = 30.0
-_ARMOUR = b"-----BEGIN"
+"""Request timeout in seconds."""
+_ARMOR = b"-----BEGIN"
 
 ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
 
 
 @app.callback()
 def admin() -> None:
-    """Join as a validator without a browser, and see who waits."""
+    """Register as a validator without a browser, and list pending registrations."""
 
 
 @app.command()
@@ -38,17 +39,17 @@ def register(
     key_file: Annotated[
         Path,
         typer.Option(
-            help="The operator account's private key: 32 bytes in hex, or as the chain's key tool exports it "
-            "(armoured; its passphrase is asked for)."
+            help="Private key of the operator account: 32 bytes in hex, or an armored export of the chain's "
+            "key tool (prompts for its passphrase)."
         ),
     ],
-    moniker: Annotated[str, typer.Option(help="The validator's name for people.")],
-    url: Annotated[str, typer.Option(help="Where its helper serves; may be left empty.")] = "",
+    moniker: Annotated[str, typer.Option(help="Display name of the validator.")],
+    url: Annotated[str, typer.Option(help="Public URL of the validator's helper; may be empty.")] = "",
     to: ToOption = "http://127.0.0.1:8090",
-    show: Annotated[bool, typer.Option("--show", help="Print what would be sent, and send nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the request without sending it.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Sign a registration here and send it; the key never leaves this machine."""
+    """Sign a registration on this machine and send it; the private key is not sent."""
     key = _read_key(key_file)
     now = SystemClock().now()
     try:
@@ -68,17 +69,17 @@ def register(
     if json:
         emit_json({"operator_address": signer, **answer})
     elif answer["status"] == "registered":
-        typer.echo(f"{signer} is registered: it is in staking already")
+        typer.echo(f"{signer} is registered: it is already a validator")
     else:
-        typer.echo(f"{signer} waits until {format_time(answer['expires_at'])} UTC")
+        typer.echo(f"{signer} is pending until {format_time(answer['expires_at'])} UTC")
 
 
 @app.command()
 def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) -> None:
-    """Who waits to join."""
-    waiting = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")
+    """List pending registrations."""
+    registrations = _fetch_pending(f"{to.rstrip('/')}/api/pending-validators")
     if json:
-        emit_json({"pending": waiting})
+        emit_json({"pending": registrations})
         return
     columns = ("operator", "moniker", "url", "since", "until")
     times = ("requested_at", "expires_at")
@@ -86,7 +87,7 @@ def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) ->
         columns,
         [
             (row["operator_address"], row["moniker"], row["url"], *(f"{format_time(row[name])} UTC" for name in times))
-            for row in waiting
+            for row in registrations
         ],
     )
 
@@ -104,15 +105,15 @@ def _read_key(path: Path) -> bytes:
         content = path.read_bytes().strip()
     except OSError as error:
         fail(f"{path}: {error.strerror}", Exit.NOT_FOUND)
-    if content.startswith(_ARMOUR):
-        return _open_armour(content.decode(errors="replace"))
+    if content.startswith(_ARMOR):
+        return _open_armor(content.decode(errors="replace"))
     try:
         return bytes.fromhex(content.decode().removeprefix("0x"))
     except ValueError:
-        fail(f"{path} holds no key: neither hex nor what the chain's key tool exports", Exit.USAGE)
+        fail(f"{path} contains no key: neither hex nor an export of the chain's key tool", Exit.USAGE)
 
 
-def _open_armour(text: str) -> bytes:
+def _open_armor(text: str) -> bytes:
     try:
         return open_key_armor(text, typer.prompt("Passphrase of the key", hide_input=True, err=True))
     except PassphraseError as error:
@@ -122,25 +123,25 @@ def _open_armour(text: str) -> bytes:
 
 
 def _fetch_pending(url: str) -> list[dict[str, Any]]:
-    """The registrations of all pages."""
-    found: list[dict[str, Any]] = []
+    """Fetch the registrations of all pages."""
+    rows: list[dict[str, Any]] = []
     for page in count(1):
         answer = _request("GET", f"{url}?page={page}")
-        found += answer.json()
+        rows += answer.json()
         if "next" not in answer.links or not answer.json():
             break
-    return found
+    return rows
 
 
 def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    """A 200 response with a JSON body; anything else ends the command."""
+    """Return a 200 response with a JSON body. Anything else ends the command."""
     try:
         with create_client(timeout=PATIENCE) as client:
             answer = client.request(method, url, json=body)
-        told = answer.json()
+        content = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        fail(f"{url} could not be asked: {type(error).__name__}", Exit.UNREACHABLE)
+        fail(f"request to {url} failed: {type(error).__name__}", Exit.UNREACHABLE)
     if answer.status_code == 200:
         return answer
-    say(f"HTTP {answer.status_code}: {told.get('error', told) if isinstance(told, dict) else told}")
+    say(f"HTTP {answer.status_code}: {content.get('error', content) if isinstance(content, dict) else content}")
     raise typer.Exit(Exit.NOT_AUTHORISED if answer.status_code == 401 else Exit.FAILURE)

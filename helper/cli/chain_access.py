@@ -1,4 +1,4 @@
-"""The chain's nodes as the settings name them, for commands that ask about what is public."""
+"""Node pool of the settings, for commands that query public chain data."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from helper.observability.log_config import configure
 
 @asynccontextmanager
 async def chain_of(config: Path | None) -> AsyncIterator[NodePool]:
-    """The nodes, probed once.
+    """Create the node pool and check it once.
 
     Raises:
-        ChainUnavailable: none of them is of use; says why.
+        ChainUnavailable: no node is usable; the message has the reasons.
     """
     configure("warning")
     settings = read_settings(config).config
-    endpoints = create_node_pool(settings, SystemClock())
+    nodes = create_node_pool(settings, SystemClock())
     try:
-        await endpoints.check()
-        if not endpoints.usable:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in endpoints.reasons().items())
-            raise ChainUnavailable(f"no node can be asked ({reasons})")
-        yield endpoints
+        await nodes.check()
+        if not nodes.usable:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in nodes.reasons().items())
+            raise ChainUnavailable(f"no node is usable ({reasons})")
+        yield nodes
     finally:
-        await endpoints.aclose()
+        await nodes.aclose()

@@ -1,7 +1,7 @@
-"""`svote-helper completion`: the script that completes commands, options and states in a shell.
+"""`svote-helper completion`: prints the shell script that completes commands, options and states.
 
-At each TAB the script runs the command with what was typed in its environment (typer's own way); only the command that
-is being typed is loaded then, and for the first word none.
+At each TAB the script runs `svote-helper` with the typed text in environment variables, as typer defines it. Only the
+module of the typed command is imported, and none for the first argument.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROGRAM: Final = "svote-helper"
 
 
 class Shell(StrEnum):
-    """The shells that there is a script for."""
+    """Supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -29,14 +29,14 @@ class Shell(StrEnum):
 
 
 @app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="Whose script to print.")]) -> None:
-    """Print the script that completes commands in a shell, for example: source <(svote-helper completion bash)."""
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the completion script of a shell, for example: source <(svote-helper completion bash)."""
     os.environ[COMPLETING] = f"source_{shell}"
     create_completing_cli(os.environ)(args=[], prog_name=PROGRAM)
 
 
 def typed_words(env: Mapping[str, str]) -> list[str] | None:
-    """The words before the one that is being completed, the program's name left out; None where nothing is."""
+    """Return the arguments before the one being completed, or None if this is no completion."""
     if COMPLETING not in env:
         return None
     if "COMP_WORDS" in env:

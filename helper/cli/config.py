@@ -1,4 +1,4 @@
-"""`svote-helper config`: write a settings file, show what is in force, check it."""
+"""`svote-helper config`: create, show and validate settings."""
 
 from __future__ import annotations
 
@@ -10,61 +10,60 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import Exit, emit_json, fail, say
-from helper.cli.settings import ConfigOption, JsonOption, read_settings
+from helper.cli.settings import read_settings
 from helper.config import Config, Loaded, Problem, SettingsError, load
 from helper.config.example import example
 from helper.config.value_text import SECTIONS, shown, to_toml
 from helper.doctor.result import CheckResult, as_json, healthy
 from helper.runtime.privileges import acting_as_owner
 
-app = typer.Typer(help="The settings.")
+app = typer.Typer(help="Create, show and validate settings.")
 
 TOKEN_BYTES: Final = 32
-"""Of chance in a new token."""
+"""Random bytes in a new token."""
 
 
 @app.command()
 def init(
     *,
-    output: Annotated[Path, typer.Option("--output", help="Where to write it.")] = Path("helper.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    output: Annotated[Path, typer.Option("--output", help="File to write.")] = Path("helper.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     endpoint: Annotated[
         list[str] | None,
-        typer.Option(help="REST address of a node, best first; may be given more than once.", show_default=False),
+        typer.Option(help="REST address of a node, in order of preference; may be repeated.", show_default=False),
     ] = None,
     rpc: Annotated[
         list[str] | None,
-        typer.Option(help="RPC address of the node of the same place.", show_default=False),
+        typer.Option(help="RPC address of the node at the same position.", show_default=False),
     ] = None,
-    db: Annotated[
-        Path | None, typer.Option("--db", help="Where the queue's database will be.", show_default=False)
-    ] = None,
+    db: Annotated[Path | None, typer.Option("--db", help="Path of the queue database.", show_default=False)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a settings file with every key, its explanation and its default, and a token for operators that is new."""
+    """Create a settings file with all keys, explanations and defaults, and a new operator token."""
     values: dict[tuple[str, str], Any] = {
         ("operator", "token"): secrets.token_urlsafe(TOKEN_BYTES),
         ("chain", "endpoints"): tuple(endpoint) if endpoint else None,
         ("chain", "rpc"): tuple(rpc) if rpc else None,
         ("helper", "db_path"): str(db) if db else None,
     }
-    given = {f"{section}.{key}": value for (section, key), value in values.items() if value is not None}
+    options = {f"{section}.{key}": value for (section, key), value in values.items() if value is not None}
     try:
-        load(None, {}, given)
+        load(None, {}, options)
     except SettingsError as error:
         fail(str(error), Exit.USAGE)
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | (0 if force else os.O_EXCL)
     try:
         with acting_as_owner(output) as real, open(os.open(real, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-            os.fchmod(file.fileno(), 0o600)  # it holds a token
+            os.fchmod(file.fileno(), 0o600)  # it contains a token
             file.write(example(values))
     except FileExistsError:
-        fail(f"{output} is there already; --force replaces it")
+        fail(f"{output} already exists; --force replaces it")
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror or error}")
     if json:
-        emit_json({"path": str(output), "set": sorted(given)})
+        emit_json({"path": str(output), "set": sorted(options)})
     else:
         say(f"wrote {output}")
 
@@ -72,10 +71,10 @@ def init(
 @app.command()
 def show(
     config: ConfigOption = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Tell where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show the source of each value.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show the settings that are in force; secrets are not shown."""
+    """Show the effective settings; secrets are hidden."""
     loaded = read_settings(config)
     if json:
         emit_json(_as_json(loaded, origin=origin))
@@ -90,14 +89,14 @@ def show(
 
 @app.command()
 def validate(
-    file: Annotated[Path | None, typer.Argument(readable=False, help="The file to check.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(readable=False, help="File to check.", show_default=False)] = None,
     config: ConfigOption = None,
-    online: Annotated[bool, typer.Option("--online", help="Ask the nodes that it names, too.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Also query the configured nodes.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check the settings and tell every problem at once.
+    """Validate the settings and list all problems.
 
-    Exit code 1 if there is any. With --online: 6 where no node is of use, 3 where something wants a look.
+    Exit code 1 if there is any. With --online: 6 if no node is usable, 3 if there are warnings.
     """
     problems: tuple[Problem, ...] = ()
     findings: list[CheckResult] = []
@@ -117,25 +116,25 @@ def validate(
         if finding.advice:
             say(f"      -> {finding.advice}")
     if json:
-        told: dict[str, Any] = {"ok": code is Exit.OK, "problems": [_problem_json(problem) for problem in problems]}
-        emit_json({**told, **({"online": [as_json(finding) for finding in findings]} if online else {})})
+        result: dict[str, Any] = {"ok": code is Exit.OK, "problems": [_problem_json(problem) for problem in problems]}
+        emit_json({**result, **({"online": [as_json(finding) for finding in findings]} if online else {})})
     elif not problems:
-        say(f"{path or 'the defaults'}: ok")
+        say(f"{path or 'default settings'}: ok")
     if code is not Exit.OK:
         raise typer.Exit(code)
 
 
 async def _ask_nodes(config: Config) -> tuple[list[CheckResult], Exit]:
-    """What the nodes say of themselves, and what a command ends with that has heard it."""
-    # loaded here, so that the other commands need no HTTP
+    """Query the nodes; returns the results and the exit code."""
+    # imported here, so that other commands do not load the HTTP client
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.doctor import chain  # noqa: PLC0415
 
     clock, limits = SystemClock(), config.chain
-    looks = await chain.query_nodes(config.chain_nodes, clock)
+    nodes = await chain.query_nodes(config.chain_nodes, clock)
     now = clock.now()
     expected = chain.Expected(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
-    judged = chain.judge_nodes(looks, expected)
+    judged = chain.judge_nodes(nodes, expected)
     findings = [*judged.findings, chain.judge_clock(judged.same_chain, now, limit=limits.clock_skew_seconds)]
     if not judged.good:
         return findings, Exit.UNREACHABLE
@@ -143,7 +142,7 @@ async def _ask_nodes(config: Config) -> tuple[list[CheckResult], Exit]:
 
 
 def _values(loaded: Loaded) -> dict[str, dict[str, Any]]:
-    """All settings as they may be shown."""
+    """Return all settings, with secrets hidden."""
     return {
         section: {key: shown(section, key, getattr(getattr(loaded.config, section), key)) for key in keys}
         for section, keys in SECTIONS.items()

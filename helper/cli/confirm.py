@@ -1,4 +1,4 @@
-"""Whether what changes something is really meant: `--dry-run`, `--yes`, or a question on a terminal."""
+"""Confirmation of changes: `--dry-run`, `--yes`, or a prompt on a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import typer
 
 from helper.cli.output import Exit, fail
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; needed where nobody can be asked.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]
 
 
 def require_confirmation(*, yes: bool, dry_run: bool) -> None:
-    """Refuse an act, before anything is looked at, that nobody can agree to."""
+    """End the command if it changes something and cannot be confirmed."""
     if not yes and not dry_run and not sys.stdin.isatty():
-        fail("this changes something, and there is no terminal to ask on: give --yes, or --dry-run to see", Exit.USAGE)
+        fail("no terminal to ask for confirmation: give --yes, or --dry-run to preview", Exit.USAGE)
 
 
 def consent(question: str, *, yes: bool) -> None:
-    """Ask, unless `--yes` was given; a no ends the command."""
+    """Ask for confirmation unless `--yes` was given. "No" ends the command."""
     if not yes and not typer.confirm(question, err=True):
         fail("nothing was changed")

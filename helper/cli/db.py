@@ -1,4 +1,4 @@
-"""`svote-helper db`: encrypted backups of a running helper's database, and the way back."""
+"""`svote-helper db`: back up, restore, check, migrate and copy the queue database."""
 
 from __future__ import annotations
 
@@ -12,31 +12,28 @@ import typer
 
 from helper.cli.db_copy import copy
 from helper.cli.db_migrate import migrate
+from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import Exit, emit_json, fail, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
-from helper.cli.settings import ConfigOption, JsonOption, database_file
+from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
 
-app = typer.Typer(
-    help="The database: encrypted backups, restoring them, checks, an older version's schema, moving to another."
-)
+app = typer.Typer(help="Back up, restore, check, migrate and copy the queue database.")
 
 _IDENTITY: Final = "AGE-SECRET-KEY-"
 
-DbOption = Annotated[
-    Path | None, typer.Option("--db", readable=False, help="Database, instead of [helper] db_path.", show_default=False)
-]
 IdentityOption = Annotated[
-    Path | None, typer.Option("--identity", readable=False, help="File with the age identity that the backup is for.")
+    Path | None,
+    typer.Option("--identity", readable=False, help="File with the age identity of the backup's recipient."),
 ]
 
 
 @app.command()
 def backup(
     *,
-    output: Annotated[Path, typer.Option(help="Where to write it; an older backup of this name is replaced.")],
+    output: Annotated[Path, typer.Option(help="File to write; an older backup at this path is replaced.")],
     recipient: Annotated[
         list[str] | None,
         typer.Option(help="Encrypt to this age recipient (age1…) instead of a passphrase; may be repeated."),
@@ -46,12 +43,12 @@ def backup(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write an encrypted backup, whether the helper runs or not. `age -d` opens it, too."""
+    """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
     database = _database(config, db, must_exist=True)
     if recipient and passphrase_file is not None:
-        fail("either --recipient or --passphrase-file, not both", Exit.USAGE)
+        fail("give --recipient or --passphrase-file, not both", Exit.USAGE)
     passphrase = "" if recipient else read_passphrase(passphrase_file, new=True)
-    # loaded here, so that the help needs no native code
+    # imported here, so that the help loads no native code
     from helper.store.backup import MIN_PASSPHRASE, seal, write_backup  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
@@ -60,9 +57,9 @@ def backup(
     with permitted():
         with acting_as_owner(database):
             snapshot = take_snapshot(database, SystemClock())
-        # the passphrase costs a second of a core, which the helper's wallets may want: a thread can step back alone
-        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as patient:
-            sealed = patient.submit(seal, snapshot.image, passphrase=passphrase, recipients=recipient or ()).result()
+        # key derivation takes a second of CPU; only this thread gets a lower priority
+        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
+            sealed = executor.submit(seal, snapshot.image, passphrase=passphrase, recipients=recipient or ()).result()
         write_backup(output, sealed)
     facts = {
         "output": str(output),
@@ -72,7 +69,7 @@ def backup(
         **asdict(snapshot.contents),
     }
     if snapshot.contents.damaged:
-        say(f"{snapshot.contents.damaged} rows are damaged, in the database and so in the backup")
+        say(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
     if json:
         emit_json(facts)
     else:
@@ -82,15 +79,15 @@ def backup(
 @app.command()
 def restore(
     *,
-    file: Annotated[Path, typer.Argument(readable=False, help="The backup.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="Backup file.")],
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Keep a database that is there aside, and go on.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Set an existing database aside.")] = False,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put a backup in the database's place; the helper must not run."""
+    """Restore a backup; the helper must not be running."""
     database = _database(config, db, must_exist=False)
     from helper.store import backup as backups  # noqa: PLC0415
     from helper.store.sqlite.snapshot import examine  # noqa: PLC0415
@@ -100,12 +97,12 @@ def restore(
         contents = examine(image, str(file))
         aside = backups.restore(image, database, set_aside=force)
     if json:
-        kept = None if aside is None else str(aside)
-        emit_json({"database": str(database), "set_aside": kept, **asdict(contents)})
+        set_aside = None if aside is None else str(aside)
+        emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
         return
     typer.echo(f"{database}: {contents.live} live shares, {contents.confirmed} confirmed")
     if aside is not None:
-        say(f"the database that was there is kept as {aside}: it holds witnesses; destroy it when it is of no more use")
+        say(f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed")
 
 
 @app.command()
@@ -121,24 +118,24 @@ def check(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Look the whole database through, whether the helper runs or not; or a backup, without restoring it."""
+    """Check the whole database, or a backup without restoring it; the helper may be running."""
     from helper.store.sqlite.snapshot import examine, take_snapshot  # noqa: PLC0415
 
     with permitted():
         if backup_file is None:
-            what = _database(config, db, must_exist=True)
-            with acting_as_owner(what):
-                contents = take_snapshot(what, SystemClock()).contents
+            path = _database(config, db, must_exist=True)
+            with acting_as_owner(path):
+                contents = take_snapshot(path, SystemClock()).contents
         else:
             harden_process()
-            what = backup_file
-            contents = examine(_open_backup(what, identity, passphrase_file), str(what))
+            path = backup_file
+            contents = examine(_open_backup(path, identity, passphrase_file), str(path))
     if json:
-        emit_json({"file": str(what), "ok": not contents.damaged, **asdict(contents)})
+        emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
     else:
-        typer.echo(f"{what}: {contents.live} live shares, {contents.confirmed} confirmed, {contents.damaged} damaged")
+        typer.echo(f"{path}: {contents.live} live shares, {contents.confirmed} confirmed, {contents.damaged} damaged")
     if contents.damaged:
-        say("damaged rows are set aside by the helper; the rest goes on")
+        say("the helper sets damaged rows aside and continues with the others")
         raise typer.Exit(Exit.DEGRADED)
 
 
@@ -147,16 +144,16 @@ app.command()(copy)
 
 
 def _database(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:
-    """The database's path; from here on the process is one that holds witnesses."""
+    """Return the database's path, and harden this process, which will read witnesses."""
     harden_process()
     database = database_file(config, db)
     if must_exist and not database.exists():
-        fail(f"there is no database {database}", Exit.NOT_FOUND)
+        fail(f"database {database} does not exist", Exit.NOT_FOUND)
     return database
 
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
-    """The database's bytes in a backup."""
+    """Decrypt a backup; returns the database image."""
     from helper.store.backup import needs_passphrase, refuse_other, unseal  # noqa: PLC0415
 
     sealed = file.read_bytes()
@@ -164,7 +161,7 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     if needs_passphrase(sealed):
         return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False))
     if identity is None:
-        fail("this backup was made to a recipient: give its --identity", Exit.USAGE)
+        fail("this backup is encrypted to a recipient: give --identity", Exit.USAGE)
     return unseal(sealed, identities=[line for line in _lines(identity) if line.startswith(_IDENTITY)])
 
 

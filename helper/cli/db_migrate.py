@@ -1,4 +1,4 @@
-"""`svote-helper db migrate`: bring an older version's database up to date where one can watch, with a backup first."""
+"""`svote-helper db migrate`: upgrades the schema of an older database, with a backup."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from helper.runtime.privileges import acting_as_owner
 def migrate(
     *,
     backup: Annotated[
-        Path | None, typer.Option("--backup", help="Where to write the backup that is made first.", show_default=False)
+        Path | None, typer.Option("--backup", help="File for the backup that is made first.", show_default=False)
     ] = None,
     recipient: Annotated[
         list[str] | None,
-        typer.Option(help="Encrypt it to this age recipient (age1…) instead of a passphrase; may be repeated."),
+        typer.Option(help="Encrypt the backup to this age recipient (age1…) instead of a passphrase; may be repeated."),
     ] = None,
     passphrase_file: PassphraseOption = None,
-    no_backup: Annotated[bool, typer.Option("--no-backup", help="Make none: there is no way back then.")] = False,
+    no_backup: Annotated[
+        bool, typer.Option("--no-backup", help="Make no backup; the migration cannot be undone.")
+    ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Bring a database that an older version wrote up to date; the helper must not run.
+    """Upgrade the schema of an older database; the helper must not be running.
 
-    The next start does the same by itself, without a backup. It is tried on a copy in memory first: --dry-run tells
-    what came of it and changes nothing.
+    The next start of the helper does the same, without a backup. The migration is tried on a copy in memory first;
+    --dry-run shows the result of that and changes nothing.
     """
     if not dry_run and (backup is None) != no_backup:
-        fail("give --backup FILE, or --no-backup, or --dry-run to see", Exit.USAGE)
+        fail("give --backup FILE or --no-backup, or --dry-run to preview", Exit.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
     database = database_file(config, db)
     if not database.exists():
-        fail(f"there is no database {database}", Exit.NOT_FOUND)
-    # loaded here, so that the help needs no native code
+        fail(f"database {database} does not exist", Exit.NOT_FOUND)
+    # imported here, so that the help loads no native code
     from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
 
     with permitted():
@@ -54,7 +56,7 @@ def migrate(
             if not dry_run:
                 schema_upgrade.refuse_running(database)
             trial = schema_upgrade.try_migration(database, SystemClock())
-        told: dict[str, Any] = {
+        result: dict[str, Any] = {
             "database": str(database),
             "schema": trial.before.schema,
             "target": trial.target,
@@ -65,17 +67,17 @@ def migrate(
             "migrated": False,
         }
         if trial.needed and not dry_run:
-            consent(f"Bring {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
+            consent(f"Migrate {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
             if backup is not None:
                 _back_up(trial.image, backup, recipient or [], passphrase_file)
-                told["backup"] = str(backup)
+                result["backup"] = str(backup)
             with acting_as_owner(database):
                 schema_upgrade.migrate(database, SystemClock())
-            told["migrated"] = True
+            result["migrated"] = True
     if json:
-        emit_json(told)
+        emit_json(result)
     else:
-        typer.echo(_line(told, needed=trial.needed))
+        typer.echo(_summary(result, needed=trial.needed))
 
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
@@ -88,9 +90,9 @@ def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file:
     say(f"backed up to {output}")
 
 
-def _line(told: dict[str, Any], *, needed: bool) -> str:
-    what = f"{told['live']} live shares, {told['confirmed']} confirmed"
+def _summary(result: dict[str, Any], *, needed: bool) -> str:
+    counts = f"{result['live']} live shares, {result['confirmed']} confirmed"
     if not needed:
-        return f"{told['database']}: schema {told['schema']} is the newest, {what}"
-    done = "migrated from" if told["migrated"] else "would be migrated from"
-    return f"{told['database']}: {done} schema {told['schema']} to {told['target']}, {what}"
+        return f"{result['database']}: schema {result['schema']} is up to date, {counts}"
+    done = "migrated from" if result["migrated"] else "would be migrated from"
+    return f"{result['database']}: {done} schema {result['schema']} to {result['target']}, {counts}"

@@ -1,4 +1,4 @@
-"""`svote-helper demo`: the main job from beginning to end, on an embedded chain, with real proofs."""
+"""`svote-helper demo`: a complete vote on an embedded chain, with real proofs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from devnet.demo.processes import StartError
 from devnet.demo.report import show, succeeded
 from devnet.demo.run import DemoError, demonstrate
 from devnet.postgres import ClusterError
+from helper.cli.options import JsonOption
 from helper.cli.output import Exit, emit_json, fail
-from helper.cli.settings import JsonOption
 
 app = typer.Typer()
 
 
 class Circuit(StrEnum):
-    """The circuit generations that the chain can run."""
+    """Circuit generations of the dev chain."""
 
     K10 = "k10"
     K11 = "k11"
 
 
 class Engine(StrEnum):
-    """What the queue can be kept in."""
+    """Database engines of the queue."""
 
     SQLITE = "sqlite"
     POSTGRES = "postgres"
@@ -37,26 +37,26 @@ class Engine(StrEnum):
 
 @app.command()
 def demo(
-    circuit: Annotated[Circuit, typer.Option(help="The chain's circuit generation.")] = Circuit.K10,
-    voters: Annotated[int, typer.Option(min=1, max=1000, help="Wallets; each votes on two proposals.")] = 3,
+    circuit: Annotated[Circuit, typer.Option(help="Circuit generation of the chain.")] = Circuit.K10,
+    voters: Annotated[int, typer.Option(min=1, max=1000, help="Number of wallets; each votes on two proposals.")] = 3,
     spread: Annotated[
         float, typer.Option(min=0, max=86_400, help="Seconds over which wallets spread their shares.")
     ] = 10.0,
-    db: Annotated[Path | None, typer.Option("--db", help="Keep the queue database here.")] = None,
+    db: Annotated[Path | None, typer.Option("--db", help="Path of the queue database, which is then kept.")] = None,
     store: Annotated[
-        Engine, typer.Option(help="postgres: a database of its own, and a host for each role: api, prover, sender.")
+        Engine, typer.Option(help="postgres: a temporary database, and one host per role: api, prover, sender.")
     ] = Engine.SQLITE,
-    keep: Annotated[bool, typer.Option("--keep", help="Go on running afterwards and print the addresses.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of the votes and times; keys are always the system's.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep running afterwards and print the addresses.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of votes and times; keys are always random.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Let wallets vote, and show every share accepted, proven, broadcast, confirmed and tallied."""
+    """Cast votes, and show shares accepted, proven, broadcast, confirmed and tallied."""
     if store is Engine.POSTGRES and db is not None:
-        fail("--db names a file, and --store postgres keeps the queue in a database", Exit.USAGE)
+        fail("--db names a file and cannot be used with --store postgres", Exit.USAGE)
     options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value)
-    tell = Console(stderr=True)
+    console = Console(stderr=True)
     try:
-        outcome = asyncio.run(demonstrate(options, tell))
+        outcome = asyncio.run(demonstrate(options, console))
     except (DemoError, StartError, ClusterError) as error:
         fail(str(error))
     if json:
@@ -64,4 +64,4 @@ def demo(
     elif not keep:
         show(outcome, Console())
     if not succeeded(outcome):
-        fail("the demonstration did not end as it should: see above", Exit.FAILURE)
+        fail("the demo failed: see above", Exit.FAILURE)

@@ -1,4 +1,4 @@
-"""`svote-helper doctor`: what is wrong, and what to do about it."""
+"""`svote-helper doctor`: runs all checks and prints results with advice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 def doctor(
     config: ConfigOption = None,
     skip_proof: Annotated[
-        bool, typer.Option("--skip-proof", help="Leave the self-test proof out (some seconds).")
+        bool, typer.Option("--skip-proof", help="Skip the self-test proof, which takes some seconds.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Look at everything the helper stands on and say what to do; exit code 0 when all is well, else 3."""
-    # loaded here, so that the help needs no native code
+    """Check configuration, database, nodes and provers; suggest fixes. Exit code 0: all ok, else 3."""
+    # imported here, so that the help loads no native code
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.doctor.run import examine  # noqa: PLC0415
     from helper.observability.log_config import configure  # noqa: PLC0415
@@ -49,10 +49,10 @@ def doctor(
         )
     else:
         _show(report.findings)
-        say(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed, in {report.seconds:.1f} s")
+        say(f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, in {report.seconds:.1f} s")
     code = Exit.OK if healthy(report.findings) else Exit.DEGRADED
     if report.has_hung_checks:
-        # what hangs would keep the process from ending
+        # hung threads would block a normal exit
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -60,7 +60,7 @@ def doctor(
 
 
 def _show(findings: tuple[CheckResult, ...]) -> None:
-    """A line each, what to do below it; on a terminal wrapped to its width, in a pipe never."""
+    """Print each result with its advice below. Lines are wrapped only on a terminal."""
     columns = width()
     coloured = colours()
     for finding in findings:

@@ -1,4 +1,4 @@
-"""How what went wrong ends a command: one place that gives errors their exit codes."""
+"""Maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from helper.errors import BucketError, BucketRefused, ChainUnavailable, DaemonSi
 
 @contextmanager
 def map_errors_to_exit_codes() -> Iterator[None]:
-    """End with 2 for a wrong word (ValueError), 4 for what this user may not, 5 and 6 for what or who is not there.
+    """End the command with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
 
-    Every other error of ours ends the command with 1 (`helper.cli.main`).
+    All other `HelperError`s end the command with 1 (`helper.cli.main`).
     """
     try:
         yield

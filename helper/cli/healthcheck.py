@@ -1,4 +1,4 @@
-"""`svote-helper healthcheck`: ready or not? For containers and scripts: quick, and silent when all is well."""
+"""`svote-helper healthcheck`: readiness check for containers and scripts. Silent when ready."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsi
 app = typer.Typer()
 
 _READY = "/readyz?verbose"
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - what to ask instead of these
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - wildcard addresses and their loopback addresses
 _STATUS = {Exit.OK: "ready", Exit.DEGRADED: "degraded", Exit.UNREACHABLE: "unreachable"}
 
 
 @app.command()
 def healthcheck(
     config: ConfigOption = None,
-    url: Annotated[str, typer.Option(help="Ask the helper at this base URL, not the one of this machine.")] = "",
-    timeout: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds to wait for its answer.")] = 3.0,
+    url: Annotated[str, typer.Option(help="Base URL of the helper, instead of the one on this machine.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, max=60, help="Timeout in seconds.")] = 3.0,
     json: JsonOption = False,
 ) -> None:
-    """Ask whether shares are taken and revealed. Exit code 0: ready, 3: degraded, 6: nobody answers."""
-    # only a look at the settings, not all that checks them: this command is run every few seconds
-    doors = peek_listen_addresses(find_file(config, os.environ), os.environ)
+    """Check that shares are accepted and revealed. Exit code 0: ready, 3: degraded, 6: unreachable."""
+    # reads only the addresses, without full validation: this command runs every few seconds
+    addresses = peek_listen_addresses(find_file(config, os.environ), os.environ)
     problems = []
-    for where in [url] if url else [str(doors.socket), f"http://{_host(doors.host)}:{doors.port}"]:
+    for where in [url] if url else [str(addresses.socket), f"http://{_host(addresses.host)}:{addresses.port}"]:
         try:
             status, body = _ask(where, timeout)
         except DaemonNotRunningError as error:
             problems.append(str(error))
             continue
         except PermissionError:
-            problems.append(f"{where} may not be used by this user")
+            problems.append(f"no permission to use {where}")
             continue
         except (DaemonUnresponsiveError, ValueError) as error:
             problems.append(f"{where}: {error}")
@@ -50,7 +50,7 @@ def healthcheck(
         checks = from_text(body.decode(errors="replace"))
         if checks:
             _end(where, Exit.OK if status == 200 else Exit.DEGRADED, checks, json=json)
-        problems.append(f"{where}: HTTP {status}, and not what a helper answers")
+        problems.append(f"{where}: HTTP {status}, not a response of this helper")
     if json:
         emit_json({"status": _STATUS[Exit.UNREACHABLE], "asked": None, "checks": [], "problems": problems})
         raise typer.Exit(Exit.UNREACHABLE)
@@ -58,12 +58,12 @@ def healthcheck(
 
 
 def _ask(where: str, timeout: float) -> tuple[int, bytes]:
-    """Ask at an address, or at a socket's path."""
+    """Send the request to a base URL, or to a socket path."""
     if "://" not in where:
         return ask_control(Path(where), _READY, timeout=timeout)
     parts = urlsplit(where)
     if parts.scheme != "http" or not parts.hostname:
-        raise ValueError("must be an address like http://127.0.0.1:8090")
+        raise ValueError("must be a URL such as http://127.0.0.1:8090")
     return ask_web(parts.hostname, parts.port or 80, parts.path.rstrip("/") + _READY, timeout=timeout)
 
 
@@ -79,6 +79,6 @@ def _end(where: str, code: Exit, checks: Sequence[Check], *, json: bool) -> NoRe
 
 
 def _host(host: str) -> str:
-    """Where to ask one that listens there."""
-    found = _ANYWHERE.get(host, host)
-    return f"[{found}]" if ":" in found else found
+    """Return the address to connect to for a listen address."""
+    address = _LOOPBACK.get(host, host)
+    return f"[{address}]" if ":" in address else address

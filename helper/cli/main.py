@@ -1,7 +1,7 @@
-"""`svote-helper`: joins the commands, and turns errors into a line and an exit code.
+"""Entry point of `svote-helper`: loads commands, maps errors to messages and exit codes.
 
-Only the module of the command that was asked for is loaded, so that the others' libraries cost nothing and a
-command works while another cannot be loaded. The parser too is loaded late, after the look at the database's lock.
+Only the module of the requested command is imported: start-up is faster, and a command works even if another cannot be
+imported. The argument parser is also imported late, after the check of the database lock.
 """
 
 from __future__ import annotations
@@ -37,66 +37,66 @@ COMMANDS: Final = {
     "completion": "helper.cli.completion",
     "version": "helper.cli.version",
 }
-"""Each command and the module whose `app` (a Typer) it is, in the order of the help.
+"""Commands and the modules that define their `app` (a Typer), in help order.
 
-An `app` with a single command and no callback is that command itself, else it is a group.
+An `app` with a single command and no callback becomes that command, otherwise a group.
 """
 INTERRUPTED: Final = 130
 COMPLETING: Final = "_SVOTE_HELPER_COMPLETE"
-"""What a shell sets that completes a command line (`helper.cli.completion`)."""
+"""Environment variable that shells set for completion (`helper.cli.completion`)."""
 
-_HELP: Final = "Keeps encrypted vote shares, and proves and reveals each at the second its wallet chose."
+_HELP: Final = "Stores encrypted vote shares, and proves and reveals each at the time its wallet chose."
 
 
 def create_cli(arguments: Sequence[str]) -> typer.Typer:
-    """The command line for these arguments: with the command that they name, or with all (for the help)."""
-    import typer  # noqa: PLC0415 - with what it loads, most of the time that a second daemon took to be refused
+    """Create the command line with the command that the arguments name, or with all commands."""
+    import typer  # noqa: PLC0415 - slow to import; a second daemon is refused without it
 
     cli = typer.Typer(
         name="svote-helper",
         help=_HELP,
         no_args_is_help=True,
         add_completion=False,
-        # as markup, "[helper] host" would lose its section
+        # with markup, "[helper] host" would lose "[helper]"
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    # without a callback a single command would lose its name
+    # without a callback, typer drops the name of a single command
     cli.callback()(_root)
-    asked = next((word for word in arguments if not word.startswith("-")), "")
-    for name in [asked] if asked in COMMANDS else COMMANDS:
+    requested = next((argument for argument in arguments if not argument.startswith("-")), "")
+    for name in [requested] if requested in COMMANDS else COMMANDS:
         if importlib.util.find_spec(COMMANDS[name]) is not None:
             _add(cli, name)
     return cli
 
 
 def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
-    """The command line as far as it is needed to complete what is being typed."""
+    """Create the part of the command line that is needed to complete the typed arguments."""
     import typer  # noqa: PLC0415
 
     from helper.cli.completion import typed_words  # noqa: PLC0415
 
-    # typer knows its shells only once it has built a command line that has its own options for them
+    # typer registers its shells only when it builds a command line with its completion options
     with_options = typer.Typer(add_completion=True)
     with_options.command()(_root)
     typer.main.get_command(with_options)
     typed = typed_words(env) or []
-    if any(word in COMMANDS for word in typed):
+    if any(argument in COMMANDS for argument in typed):
         return create_cli(typed)
     cli = create_cli(["completion"])
-    for name in COMMANDS:  # only their names are asked for
+    for name in COMMANDS:  # only their names are completed
         if name != "completion":
-            cli.command(name)(lambda: None)  # without a text that would be shown beside each
+            cli.command(name)(lambda: None)  # no docstring, so no help text is shown
     return cli
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        require_single_instance(given, os.environ)
-        cli = create_completing_cli(os.environ) if COMPLETING in os.environ else create_cli(given)
-        cli(args=given, prog_name="svote-helper")
+        require_single_instance(argv, os.environ)
+        cli = create_completing_cli(os.environ) if COMPLETING in os.environ else create_cli(argv)
+        cli(args=argv, prog_name="svote-helper")
     except HelperError as error:
         say(f"{error}\n{error.advice}")
         sys.exit(Exit.FAILURE)
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _root() -> None:
-    """Nothing of its own; the commands do the work."""
+    """Do nothing; commands do the work."""
 
 
 def _add(cli: typer.Typer, name: str) -> None:
-    """Load a command's module and join its app."""
+    """Import a command's module and add its app."""
     app: typer.Typer = importlib.import_module(COMMANDS[name]).app
     if len(app.registered_commands) == 1 and not app.registered_groups and app.registered_callback is None:
         command = app.registered_commands[0]

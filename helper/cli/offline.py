@@ -1,4 +1,4 @@
-"""Acts on the database's file while no daemon runs: this process takes the daemon's lock, so nobody else writes."""
+"""Runs operator actions on the database file while no daemon runs, holding the daemon's lock."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from helper.store.store import Store
 
 
 class FileJudge:
-    """What the file says of rounds: closed are those that the daemon found closed by the chain's word."""
+    """Round status according to the file: closed if the daemon found the round closed on the chain."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def frozen(self, round_id: bytes) -> str | None:  # noqa: ARG002 (the protocol's)
-        """Nothing is known of it without the chain."""
+        """Return None: without the chain, nothing is known."""
         return None
 
     async def is_closed(self, round_id: bytes) -> bool:
-        """Whether it was found closed before the daemon ended."""
-        return any(one.round_id == round_id and one.closed_at is not None for one in await self._store.rounds())
+        """Report whether the daemon had found the round closed."""
+        return any(row.round_id == round_id and row.closed_at is not None for row in await self._store.rounds())
 
     def forget(self, round_id: bytes) -> None:
-        """Nobody remembers it."""
+        """Do nothing: there is no cache."""
 
 
 @asynccontextmanager
 async def operations_on(database: Path) -> AsyncIterator[Operations]:
-    """What a daemon would do, on the file alone.
+    """Open the database for operator actions.
 
     Raises:
         StoreLocked: a daemon has it open.
-        StoreError: it cannot be used.
+        StoreError: it is not usable.
     """
     store = SqliteStore(database)
     await store.open()
@@ -50,5 +50,5 @@ async def operations_on(database: Path) -> AsyncIterator[Operations]:
 
 
 def this_user() -> Actor:
-    """Who runs this command, even while it acts as the owner of the database."""
+    """Return the user who runs this command, not the owner of the database."""
     return Actor(os.getuid(), user_name(os.getuid()), "file")

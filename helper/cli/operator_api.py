@@ -1,7 +1,7 @@
-"""Where an operator's answers come from, and who does what is asked for: the daemon over its socket, else the file.
+"""Operator requests, answered by the daemon over its control socket, else from the database file.
 
-Both give the same JSON, but for `source` and for what only a running daemon knows. The file is read without being
-changed; what changes something takes the lock that a daemon would hold (`helper.cli.offline`).
+Both return the same JSON, except for `source` and for values that only a running daemon knows. Queries do not change
+the file; actions hold the daemon's lock (`helper.cli.offline`).
 """
 
 from __future__ import annotations
@@ -21,66 +21,67 @@ from helper.runtime.http_client import create_client
 from helper.runtime.privileges import acting_as_owner
 
 ASK_SECONDS: Final = 10.0
+"""Timeout of a query."""
 ACT_SECONDS: Final = 3600.0
-"""An act on a great queue takes minutes: it is done in small pieces."""
+"""Timeout of an action; on a large queue it takes minutes, as it runs in small transactions."""
 
 
 def ask(socket_path: Path, database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """One answer: of the daemon on `socket_path`, or where nobody answers there, of the file.
+    """Answer a query from the daemon on `socket_path`, or from the file if no daemon listens.
 
     Args:
         socket_path: the control socket.
         database: the daemon's database.
         path: `/queue`, `/queue/REF`, `/stats`, `/rounds` or `/actions`.
-        query: as the daemon's API takes it.
+        query: query parameters of the operator API.
 
     Raises:
-        NothingThere: no such share, or no database.
-        ValueError: the query is not one; the text names what.
-        PermissionError: the socket or the file is another user's.
-        HelperError: the daemon or the file could not answer.
+        NothingThere: the share or the database does not exist.
+        ValueError: the query is invalid.
+        PermissionError: this user may not use the socket or the file.
+        HelperError: the daemon or the file returned an error.
     """
     if is_daemon_listening(socket_path):
         return _request(socket_path, "GET", path, query)
     need_database(socket_path, database)
     if not os.access(database, os.R_OK):
-        raise PermissionError(f"{database} may not be read by this user")
+        raise PermissionError(f"no permission to read {database}")
     return anyio.run(_ask_file, database, path, query)
 
 
 def tell(
     socket_path: Path, path: str, body: Mapping[str, Any] | Iterable[bytes], query: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Have the daemon do something.
+    """Request an action of the daemon.
 
     Args:
-        socket_path: its control socket, on which somebody listens.
-        path: what is to be done.
-        body: JSON, or the pieces of a stream.
-        query: conditions in the address.
+        socket_path: its control socket.
+        path: path of the action.
+        body: JSON object, or chunks of a stream.
+        query: query parameters.
 
     Raises:
-        HelperError, ValueError, PermissionError: as `ask`; ActRefused when it is not done as things stand.
+        HelperError, ValueError, PermissionError: as `ask`; `ActionRefused` if the current state does not allow it.
     """
     return _request(socket_path, "POST", path, query or {}, body)
 
 
 def need_database(socket_path: Path, database: Path) -> None:
-    """Raise NothingThere where there is neither a daemon nor a database."""
+    """Raise NothingThere if there is neither a daemon nor a database."""
     if not database.exists():
         raise NothingThere(
-            f"no daemon answers on {socket_path}, and there is no database {database}",
-            advice="Start the helper, or name its settings (--config) or its database (--db).",
+            f"no daemon answers on {socket_path}, and database {database} does not exist",
+            advice="Start the helper, or give its settings (--config) or its database (--db).",
         )
 
 
 def is_daemon_listening(path: Path) -> bool:
-    """Whether a daemon accepts on this socket, which may be one that a crash left behind."""
+    """Report whether a daemon accepts connections on this socket; the file may be left from a crash."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except PermissionError:
-            raise PermissionError(f"{path} may not be used by this user") from None
+            raise PermissionError(f"no permission to use {path}") from None
         except OSError:
             return False
     return True
@@ -112,7 +113,7 @@ def _read(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise DaemonError("what answers on the control socket is not this daemon")
+        raise DaemonError("unexpected response on the control socket")
     if response.status_code == 200:
         return answer
     message, advice = str(answer.get("error", "")), answer.get("advice")
@@ -126,12 +127,12 @@ def _read(response: httpx.Response) -> dict[str, Any]:
         case 409 | 422:
             raise ActionRefused(message, advice=str(advice) if advice else None)
         case 503 if advice:
-            raise DaemonError(f"the daemon could not do it: {message}", advice=str(advice))
-    raise DaemonError(f"the daemon could not answer: {message}")
+            raise DaemonError(f"the daemon could not complete the action: {message}", advice=str(advice))
+    raise DaemonError(f"the daemon returned an error: {message}")
 
 
 async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    # loaded here: most questions are answered by a daemon
+    # imported here, as most queries go to a daemon
     from helper.server.queue_responses import file_answer  # noqa: PLC0415
     from helper.store.sqlite.reader import open_queue_file  # noqa: PLC0415
 
@@ -139,5 +140,5 @@ async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict
         async with open_queue_file(database) as queue:
             answer = await file_answer(queue, path, query, now=SystemClock().now())
     if answer is None:
-        raise NothingThere("no share, or more than one, has this name")
+        raise NothingThere("no share, or more than one, matches this name")
     return answer

@@ -1,4 +1,4 @@
-"""Options that many commands share."""
+"""Command-line options used by several commands."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        readable=False,  # looked at by `read_settings`, which has an exit code for it
+        readable=False,  # checked by `read_settings`, with its own exit code
         help="Settings file (else $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 DbOption = Annotated[
-    Path | None, typer.Option("--db", readable=False, help="Database, instead of [helper] db_path.", show_default=False)
+    Path | None,
+    typer.Option("--db", readable=False, help="Database file, instead of [helper] db_path.", show_default=False),
 ]
 
 RoundOption = Annotated[
-    str, typer.Option("--round", help="Of this round only (hex, or its first 6 characters).", show_default=False)
+    str,
+    typer.Option("--round", help="Only this round (hex, or a prefix of at least 6 characters).", show_default=False),
 ]
 StateOption = Annotated[
     str,
     typer.Option(
         "--state",
-        help="In this state only: received, witnessed, broadcast or failed.",
+        help="Only this state: received, witnessed, broadcast or failed.",
         autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
         show_default=False,
     ),
@@ -37,10 +39,10 @@ DueBeforeOption = Annotated[
     str,
     typer.Option(
         "--due-before",
-        help="Due before this time only: unix seconds, UTC as in the list, or +10min.",
+        help="Only shares due before this time: unix seconds, UTC as in the list, or +10min.",
         show_default=False,
     ),
 ]
 StageOption = Annotated[
-    str, typer.Option("--stage", help="Whose latest note is of this stage only.", show_default=False)
+    str, typer.Option("--stage", help="Only shares whose last event was in this stage.", show_default=False)
 ]

@@ -1,4 +1,4 @@
-"""How commands speak: exit codes, the machine's line, tables for eyes and plain lines for pipes."""
+"""Output of commands: exit codes, JSON lines, tables on terminals, plain lines in pipes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import orjson
 
 from helper.core.text import clean_text
 
-_ENDLESS: Final = 10_000
+_UNLIMITED: Final = 10_000
 _RAW_CONTROL: Final = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON encoders leave as they are."""
+"""Control characters that JSON encoders do not escape."""
 
 
 class Exit(IntEnum):
-    """What a command's exit code says."""
+    """Exit codes of commands."""
 
     OK = 0
     FAILURE = 1
@@ -32,30 +32,30 @@ class Exit(IntEnum):
 
 
 def emit_json(value: Any) -> None:
-    """Write the machine's line; call it last."""
+    """Write a value as one line of JSON. Must be the last output."""
     sys.stderr.flush()
     sys.stdout.write(json_line(value))
     sys.stdout.flush()
 
 
 def json_line(value: Any) -> str:
-    """A value as one line of JSON, with the characters escaped that would command a terminal."""
+    """Encode a value as one line of JSON, with terminal control characters escaped."""
     try:
         text = orjson.dumps(value).decode()
     except TypeError:  # orjson refuses lone surrogates, which arguments and paths may contain
         import json  # noqa: PLC0415 - for this rare case only
 
         text = json.dumps(value, separators=(",", ":"))
-    return _RAW_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+    return _RAW_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def say(text: str) -> None:
-    """Tell a person something that is not the answer itself; words of others in it move no cursor."""
+    """Write a message to standard error, without terminal control characters."""
     sys.stderr.write("\n".join(map(one_line, text.split("\n"))) + "\n")
 
 
 def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:
-    """Say what went wrong and end."""
+    """Write an error message and end the command."""
     import typer  # noqa: PLC0415 - see helper.cli.main
 
     say(text)
@@ -63,24 +63,25 @@ def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:
 
 
 def colours() -> bool:
-    """Whether standard output is a terminal that may be coloured (https://no-color.org)."""
+    """Report whether standard output is a terminal that allows colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def width() -> int | None:
-    """How many columns the terminal has; None where standard output is none, and lines are as long as they are."""
+    """Return the terminal's width in columns; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table on a terminal (plain with NO_COLOR), or a line a value where it is too narrow for one; elsewhere
-    tab-separated lines, the names first.
+    """Print a table on a terminal, or one line per value if it is too narrow.
+
+    If standard output is not a terminal, print tab-separated lines with a header.
     """
     if not sys.stdout.isatty():
         for row in (columns, *rows):
             sys.stdout.write("\t".join(one_line(value) for value in row) + "\n")
         return
-    # not at the top: most commands print no table, and rich takes its time to load
+    # imported here: rich is slow to import, and most commands print no table
     from rich.console import Console  # noqa: PLC0415
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -90,8 +91,8 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     for row in cells:
         table.add_row(*map(escape, row))
     console = Console()
-    # measured in a terminal without end: in its own the longest words would be cut
-    if console.measure(table, options=console.options.update_width(_ENDLESS)).minimum <= console.width:
+    # measured with unlimited width, because rich cuts long words to fit the console
+    if console.measure(table, options=console.options.update_width(_UNLIMITED)).minimum <= console.width:
         console.print(table)
         return
     for line in _records(columns, cells):
@@ -99,7 +100,7 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
 
 
 def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Each row as lines of a name and a value; a table of two columns has its names in the first."""
+    """Format rows as `name: value` lines; in a table of two columns, the first has the names."""
     for number, row in enumerate(rows):
         if len(columns) == 2:
             yield f"{row[0]}: {row[1]}"
@@ -111,5 +112,5 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
 
 
 def one_line(value: object) -> str:
-    """A value in one line, without control characters (`clean_text`)."""
+    """Format a value on one line, without control characters (`clean_text`)."""
     return "-" if value is None else clean_text(str(value))

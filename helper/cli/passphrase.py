@@ -1,4 +1,4 @@
-"""Where a command takes a passphrase from, and the exit codes of files and keys."""
+"""Reads passphrases, and maps file and key errors to exit codes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ PassphraseOption = Annotated[
     Path | None,
     typer.Option(
         readable=False,
-        help=f"File whose first line is the passphrase (else ${ENV_BACKUP_PASSPHRASE}, else asked for).",
+        help=f"File with the passphrase on its first line (else ${ENV_BACKUP_PASSPHRASE}, else a prompt).",
         show_default=False,
     ),
 ]
 
 
 def read_passphrase(file: Path | None, *, new: bool) -> str:
-    """The passphrase from where it is told; asked for on a terminal, twice when it is a new one."""
+    """Read the passphrase from the file, the environment or a prompt; a new one is prompted for twice."""
     if file is not None:
         with permitted():
             return next(iter(file.read_text("utf-8").splitlines()), "")
-    told = os.environ.get(ENV_BACKUP_PASSPHRASE)
-    if told is not None:
-        return told
+    from_env = os.environ.get(ENV_BACKUP_PASSPHRASE)
+    if from_env is not None:
+        return from_env
     if not sys.stdin.isatty():
         fail(f"no passphrase: give --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", Exit.USAGE)
-    asked: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=new, err=True)
-    return asked
+    entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=new, err=True)
+    return entered
 
 
 @contextmanager
 def permitted() -> Iterator[None]:
-    """Give what concerns files and keys the exit code that fits."""
+    """End the command with the exit code of a file or key error."""
     try:
         yield
     except FileNotFoundError as error:
-        fail(f"there is no {error.filename}", Exit.NOT_FOUND)
+        fail(f"{error.filename} does not exist", Exit.NOT_FOUND)
     except PermissionError as error:
-        fail(f"{error.filename} may not be used by this user" if error.filename else str(error), Exit.NOT_AUTHORISED)
+        fail(f"no permission to use {error.filename}" if error.filename else str(error), Exit.NOT_AUTHORISED)
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"a file could not be read: {error}")
+        fail(f"cannot read file: {error}")
     except BackupKeyError as error:
         fail(f"{error}\n{error.advice}", Exit.NOT_AUTHORISED)

@@ -1,4 +1,4 @@
-"""`svote-helper proof`: evidence that a reveal on the chain was right, and its check by the real verifier."""
+"""`svote-helper proof`: exports and verifies proof bundles of confirmed reveals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from helper.runtime.privileges import acting_as_owner
 if TYPE_CHECKING:
     from helper.operations.proof_bundle import ProofBundle
 
-app = typer.Typer(help="Evidence that a reveal on the chain was right.")
+app = typer.Typer(help="Export and verify proof bundles of confirmed reveals.")
 
 SHOWN = 12
+"""Characters of the nullifier in the default file name."""
 
 
 class Source(StrEnum):
-    """Who has what was counted."""
+    """Where to search for a reveal."""
 
     AUTO = "auto"
     ARCHIVE = "archive"
@@ -37,13 +38,13 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What to look for, and where.
+    """Search parameters.
 
     Attributes:
         nullifier: 32 bytes.
-        round_ids: the rounds that it may be of, empty for all.
-        heights: these blocks alone, None for wherever it is.
-        source: whom to ask.
+        round_ids: rounds to search, empty for all.
+        heights: blocks to search, None for the reveals of the rounds.
+        source: where to search.
     """
 
     nullifier: bytes
@@ -55,32 +56,35 @@ class Search:
 @app.command()
 def export(
     *,
-    nullifier: Annotated[str, typer.Argument(help="The public nullifier of a counted reveal (64 hex characters).")],
+    nullifier: Annotated[str, typer.Argument(help="Public nullifier of a confirmed reveal (64 hex characters).")],
     output: Annotated[
-        Path | None, typer.Option(help="Where to write it (else reveal-NULLIFIER.zip).", show_default=False)
+        Path | None, typer.Option(help="File to write (default: reveal-NULLIFIER.zip).", show_default=False)
     ] = None,
     round_id: Annotated[
         str,
-        typer.Option("--round", help="The round, if known (hex, or its first 6 characters).", show_default=False),
+        typer.Option(
+            "--round", help="Round, if known (hex, or a prefix of at least 6 characters).", show_default=False
+        ),
     ] = "",
-    from_height: Annotated[int, typer.Option(min=0, help="Search whole blocks from this height on; 0: do not.")] = 0,
-    to_height: Annotated[int, typer.Option(min=0, help="Search whole blocks up to this height.")] = 0,
+    from_height: Annotated[int, typer.Option(min=0, help="Search all blocks from this height; 0: do not.")] = 0,
+    to_height: Annotated[int, typer.Option(min=0, help="Search all blocks up to this height.")] = 0,
     source: Annotated[
         Source,
-        typer.Option("--from", help="Take it from the archive, from the chain, or from who has it, archive first."),
+        typer.Option("--from", help="Search the archive, the chain, or the archive first and then the chain."),
     ] = Source.AUTO,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the reveal that the chain counted into a bundle: transaction, proof, public inputs, their hashes.
+    """Write a bundle for a confirmed reveal: transaction, proof, public inputs, their hashes.
 
-    No node is asked about the nullifier: the reveals of its round are read (all of them, from a node with an index), or
-    whole blocks. A nullifier that is not on the chain is refused. All in a bundle is public; nothing says who revealed.
+    No request to a node contains the nullifier: the command reads all reveals of its round (from a node with an
+    index), or whole blocks. It rejects a nullifier that is not on the chain. A bundle contains only public data, and
+    does not show who sent the reveal.
 
-    Where [archive] place is set the bundle is looked for there first, its hash compared with the index, its proof
-    verified. That the chain counted it is the archive's word then: `proof verify --online` asks the chain. Its
-    keeper sees which bundle is fetched; --from chain asks nobody by name.
+    If [archive] place is set, the archive is searched first; the bundle's hash and proof are verified. Only `proof
+    verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
+    with --from chain, no one can.
     """
     search = _search(Target.of(config, db), nullifier, round_id, from_height, to_height, source)
     with map_errors_to_exit_codes():
@@ -97,16 +101,16 @@ def export(
                 file.write(bundle)
         except FileExistsError:
             if real.read_bytes() != bundle:
-                fail(f"there is something else of this name already: {path}")
-    _tell({"output": str(path), "bytes": len(bundle), "source": source.value, **_facts(evidence)}, json=json)
+                fail(f"{path} already exists with other content")
+    _print_answer({"output": str(path), "bytes": len(bundle), "source": source.value, **_facts(evidence)}, json=json)
 
 
 @app.command()
 def verify(
-    bundle: Annotated[Path, typer.Argument(readable=False, help="What `proof export` wrote.")],
+    bundle: Annotated[Path, typer.Argument(readable=False, help="Bundle written by `proof export`.")],
     online: Annotated[
         bool,
-        typer.Option("--online", help="Ask the chain too: whether it counted this, and whether the root is its own."),
+        typer.Option("--online", help="Also query the chain: the reveal is confirmed, and the root correct."),
     ] = False,
     config: ConfigOption = None,
     json: JsonOption = False,
@@ -115,7 +119,7 @@ def verify(
 
     It shows that the proof holds for the public inputs under the circuit with this fingerprint, and that the
     transaction carries just these. It does not show that the chain counted the transaction, nor that the root is the
-    chain's: --online asks the nodes of [chain] endpoints for that, and takes their word.
+    chain's: --online asks the nodes of [chain] nodes for that, and takes their word.
     """
     from helper.operations import proof_bundle as bundles  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
@@ -130,53 +134,53 @@ def verify(
         answer |= {"ok": True, "reason": None, **_facts(evidence)}
         if online:
             with map_errors_to_exit_codes():
-                anyio.run(_ask_chain, config, evidence)
+                anyio.run(_verify_online, config, evidence)
             answer["online"] = True
     except ProofBundleError as error:
         answer |= {"ok": False, "reason": str(error)}
-    _tell(answer, json=json)
+    _print_answer(answer, json=json)
     if not answer["ok"]:
-        fail(f"refused: {answer['reason']}")
+        fail(f"rejected: {answer['reason']}")
 
 
 def _search(target: Target, nullifier: str, round_id: str, first: int, last: int, source: Source) -> Search:
-    """What the arguments ask for; the round, where they do not say it, from what is known here of the chain."""
+    """Create search parameters. If no round is given, look it up in the helper's known nullifiers."""
     from helper.server.views import parse_hex32, parse_round  # noqa: PLC0415
 
     with map_errors_to_exit_codes():
-        wanted = parse_hex32("NULLIFIER", nullifier)
+        nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
         round_ids = [parse_round(resolve_round(target, round_id))] if round_id else []
         if (first or last) and not 1 <= first <= last:
-            raise ValueError("--from-height and --to-height go together, the first not above the last")
+            raise ValueError("--from-height and --to-height must be given together, in ascending order")
         if first and source is Source.ARCHIVE:
-            raise ValueError("--from-height searches the chain's blocks, and --from archive asks for none of them")
+            raise ValueError("--from-height searches the chain and cannot be used with --from archive")
         if not round_ids:
             try:
-                known = target.ask(f"/spent/{wanted.hex()}")["rounds"]
+                known = target.ask(f"/spent/{nullifier_bytes.hex()}")["rounds"]
             except (HelperError, PermissionError):
-                known = []  # without a helper all rounds of the chain are searched
-            round_ids = [bytes.fromhex(one) for one in known]
-    return Search(wanted, round_ids, range(first, last + 1) if first else None, source)
+                known = []  # without a helper, search all rounds of the chain
+            round_ids = [bytes.fromhex(round_hex) for round_hex in known]
+    return Search(nullifier_bytes, round_ids, range(first, last + 1) if first else None, source)
 
 
 async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, Source]:
-    """The reveal, and who had it."""
+    """Find the reveal; returns its bundle and source."""
     if search.source is not Source.CHAIN and search.heights is None:
-        found = await _in_archive(config, search)
-        if found is not None:
-            return found, Source.ARCHIVE
+        bundle = await _search_archive(config, search)
+        if bundle is not None:
+            return bundle, Source.ARCHIVE
         if search.source is Source.ARCHIVE:
             raise NothingThere(
-                "the archive does not have this nullifier",
-                advice="It may be of another round, or in blocks that are not archived yet: try --from chain.",
+                "the archive has no bundle of this nullifier",
+                advice="It may be in another round, or in blocks that are not archived yet: try --from chain.",
             )
-    return await _on_chain(config, search), Source.CHAIN
+    return await _search_chain(config, search), Source.CHAIN
 
 
-async def _in_archive(config: Path | None, search: Search) -> ProofBundle | None:
-    """The reveal as the archive has it; None where it has it not, and where there is no archive.
+async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
+    """Search the archive; returns None if there is no archive, or no such bundle.
 
-    Where the chain may be asked instead, an archive that fails is told about and no more.
+    If the chain can be searched instead, an archive error is only printed.
     """
     import os  # noqa: PLC0415
 
@@ -187,46 +191,46 @@ async def _in_archive(config: Path | None, search: Search) -> ProofBundle | None
     from helper.operations.proof_bundle import check  # noqa: PLC0415
     from proofs import CIRCUITS, verify  # noqa: PLC0415
 
-    must = search.source is Source.ARCHIVE
+    required = search.source is Source.ARCHIVE
     try:
         bucket = archive_bucket(read_settings(config).config, SystemClock(), os.environ)
         if bucket is None:
-            if must:
+            if required:
                 raise ConfigError("[archive] place is not set")
             return None
-        found = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
-        if found is not None:
-            check(found[1], verify)
+        match = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
+        if match is not None:
+            check(match[1], verify)
     except (BucketError, ProofBundleError) as error:
-        if must:
+        if required:
             raise
-        say(f"not from the archive: {error}")
+        say(f"archive not usable: {error}")
         return None
-    return None if found is None else found[1]
+    return None if match is None else match[1]
 
 
-async def _on_chain(config: Path | None, search: Search) -> ProofBundle:
-    """The reveal as the chain has it."""
+async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
+    """Search the chain."""
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
     from helper.cli.chain_access import chain_of  # noqa: PLC0415
     from helper.operations.proof_bundle import ProofBundle, circuit_of  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
 
-    async with chain_of(config) as endpoints:
-        chain = ChainLookups(endpoints, told=lambda height: say(f"searched up to block {height}"))
+    async with chain_of(config) as nodes:
+        chain = ChainLookups(nodes, told=lambda height: say(f"searched up to block {height}"))
         round_ids = search.round_ids or await chain.rounds()
         counted = await chain.counted_reveal(round_ids, search.nullifier, search.heights)
         if counted is None:
             raise NothingThere(
-                "the chain has not counted this nullifier, as far as was searched",
-                advice="It may be wrong, not revealed yet, or of another round (--round) or block (--from-height).",
+                "no confirmed reveal with this nullifier in the searched range",
+                advice="It may be wrong, not revealed yet, or in another round (--round) or block (--from-height).",
             )
         message = counted.message
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None:
-            raise ProofBundleError(f"no node has the round's root at the anchor's height {message.anchor_height}")
+            raise ProofBundleError(f"no node has the round's root at anchor height {message.anchor_height}")
         return ProofBundle(
-            chain_id=endpoints.chain_id or "",
+            chain_id=nodes.chain_id or "",
             height=counted.height,
             transaction=counted.raw,
             circuit=circuit_of(CIRCUITS, message.proof),
@@ -234,23 +238,23 @@ async def _on_chain(config: Path | None, search: Search) -> ProofBundle:
         )
 
 
-async def _ask_chain(config: Path | None, evidence: ProofBundle) -> None:
-    """Raise EvidenceError unless the chain's nodes say the same."""
+async def _verify_online(config: Path | None, evidence: ProofBundle) -> None:
+    """Raise ProofBundleError unless the chain's nodes confirm the bundle."""
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
     from helper.cli.chain_access import chain_of  # noqa: PLC0415
 
-    async with chain_of(config) as endpoints:
-        chain, message = ChainLookups(endpoints), evidence.message
-        if endpoints.chain_id != evidence.chain_id:
-            raise ProofBundleError(f"the bundle is of chain {evidence.chain_id}, the nodes are of {endpoints.chain_id}")
-        found = await chain.transaction(bytes.fromhex(evidence.tx_hash))
-        if found is None:
+    async with chain_of(config) as nodes:
+        chain, message = ChainLookups(nodes), evidence.message
+        if nodes.chain_id != evidence.chain_id:
+            raise ProofBundleError(f"the bundle is of chain {evidence.chain_id}, the nodes are on {nodes.chain_id}")
+        transaction = await chain.transaction(bytes.fromhex(evidence.tx_hash))
+        if transaction is None:
             raise ProofBundleError("no node has the transaction in a block")
-        if found.code or found.height != evidence.height:
-            raise ProofBundleError(f"the nodes have it in block {found.height} with code {found.code}")
+        if transaction.code or transaction.height != evidence.height:
+            raise ProofBundleError(f"the nodes report block {transaction.height} and code {transaction.code}")
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None or state.root != evidence.root:
-            raise ProofBundleError(f"the nodes have another root at height {message.anchor_height}, or none")
+            raise ProofBundleError(f"the nodes report another root, or none, at height {message.anchor_height}")
 
 
 def _facts(evidence: ProofBundle) -> dict[str, Any]:
@@ -270,8 +274,8 @@ def _facts(evidence: ProofBundle) -> dict[str, Any]:
     }
 
 
-def _tell(answer: dict[str, Any], *, json: bool) -> None:
+def _print_answer(answer: dict[str, Any], *, json: bool) -> None:
     if json:
         emit_json(answer)
     else:
-        emit_table(("what", "value"), [(name.replace("_", " "), value) for name, value in answer.items()])
+        emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in answer.items()])

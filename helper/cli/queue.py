@@ -1,6 +1,6 @@
-"""`svote-helper queue`: which shares wait and how they stand, and what can be done about them.
+"""`svote-helper queue`: inspects and manages queued shares.
 
-Told and done by the daemon where one runs, else on the database.
+Commands use the daemon if one runs, else the database file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from helper.cli.queue_watch import watch
 from helper.cli.target import Target
 from helper.clock import SystemClock
 
-app = typer.Typer(help="The waiting shares: how they stand, and what can be done about them.")
+app = typer.Typer(help="Inspect and manage queued shares.")
 
 
 @app.command("list")
@@ -36,12 +36,12 @@ def list_shares(
     state: StateOption = "",
     due_before: DueBeforeOption = "",
     stage: StageOption = "",
-    limit: Annotated[str, typer.Option(help="At most so many.")] = "100",
+    limit: Annotated[str, typer.Option(help="Maximum number of rows.")] = "100",
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List shares, by the time at which they are due; with --state failed, first what failed where and why."""
+    """List shares in order of due time. With --state failed, show failure reasons first."""
     target = Target.of(config, db)
     with map_errors_to_exit_codes():
         query = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
@@ -54,14 +54,14 @@ def list_shares(
 
 @app.command()
 def show(
-    ref: Annotated[str, typer.Argument(help="The share's name as in the list, or its first 6 characters.")],
+    ref: Annotated[str, typer.Argument(help="Name of the share in the list, or a prefix of at least 6 characters.")],
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell one share's whole story. Nothing of its witness is ever shown."""
-    if not ref.isalnum() or not ref.isascii():  # anything else could be another path
-        raise typer.BadParameter("a share's name is made of hex characters", param_hint="REF")
+    """Show the state and history of a share. Never shows witness data."""
+    if not ref.isalnum() or not ref.isascii():  # other characters could form another path
+        raise typer.BadParameter("a share's name consists of hex characters", param_hint="REF")
     with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask(f"/queue/{ref.lower()}")
     if json:
@@ -72,7 +72,7 @@ def show(
 
 @app.command()
 def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """Count shares by round and state, and what failed; with a daemon, how it and its endpoints are."""
+    """Show shares by round and state, failures, and the state of the helper if it runs."""
     with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask("/stats")
     if json:

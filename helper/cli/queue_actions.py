@@ -1,4 +1,4 @@
-"""`svote-helper queue retry`, `purge` and `audit`: done by the daemon, or on the file while none runs."""
+"""`svote-helper queue retry`, `purge` and `audit`, by the daemon or on the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RefsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SHARE", help="Names of shares as in the list, or their first 6 characters.", show_default=False
+        metavar="SHARE", help="Names of shares in the list, or prefixes of at least 6 characters.", show_default=False
     ),
 ]
 
@@ -51,10 +51,9 @@ def retry(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Try failed shares again, all or those that are meant: each at its own time, with all its attempts back.
+    """Retry failed shares, all or selected, at their due times with a full attempt budget.
 
-    Shares of a round that the chain has closed stay as they are. Works on the running helper, and on the database while
-    none runs.
+    Shares of closed rounds are not changed. Uses the running helper, or the database if none runs.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     target, refs = Target.of(config, db), shares or []
@@ -71,7 +70,7 @@ def retry(
         answer = do(dry=True) if dry_run or not yes else {"retried": 0}
         if not dry_run:
             if answer["retried"]:
-                consent(f"Try {answer['retried']} failed shares again?", yes=yes)
+                consent(f"Retry {answer['retried']} failed shares?", yes=yes)
             answer = do(dry=False)
     if json:
         emit_json(answer)
@@ -84,7 +83,7 @@ def retry(
 def purge(
     *,
     round_id: Annotated[
-        str, typer.Option("--round", help="The round (hex, or its first 6 characters).", show_default=False)
+        str, typer.Option("--round", help="Round (hex, or a prefix of at least 6 characters).", show_default=False)
     ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -92,9 +91,10 @@ def purge(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Erase all that is kept of a round now, before its usual time: only one that the chain's own word has closed.
+    """Delete all data of a closed round before the retention period ends.
 
-    Works on the running helper, and on the database while none runs, where the helper had found the round closed.
+    Only for a round that the chain has closed. Uses the running helper, or the database if none runs; then the helper
+    must have found the round closed before it stopped.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     target = Target.of(config, db)
@@ -114,7 +114,7 @@ def purge(
         if not dry_run:
             if not yes:
                 queue_output.print_purged(answer)
-            consent("Erase all of this round?", yes=yes)
+            consent("Delete all data of this round?", yes=yes)
             answer = do(dry=False)
     if json:
         emit_json(answer)
@@ -123,12 +123,12 @@ def purge(
 
 
 def audit(
-    limit: Annotated[str, typer.Option(help="At most so many.")] = "50",
+    limit: Annotated[str, typer.Option(help="Maximum number of rows.")] = "50",
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell what operators have done to the queue, the latest first: who, when, what, and what came of it."""
+    """Show the audit log of operator actions, latest first: user, time, action, result."""
     with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask("/actions", {"limit": limit})
     if json:
@@ -136,4 +136,4 @@ def audit(
     else:
         queue_output.print_audit(answer)
         if not answer["actions"]:
-            say("nothing was done yet")
+            say("no actions yet")

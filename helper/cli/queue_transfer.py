@@ -1,4 +1,4 @@
-"""`svote-helper queue export` and `import`: shares on their way to another machine, in an encrypted file."""
+"""`svote-helper queue export` and `import`: transfer shares in an encrypted file."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 def export(
     *,
     shares: RefsArgument = None,
-    output: Annotated[Path, typer.Option(help="Where to write it; nothing may have this name yet.")],
-    move: Annotated[
-        bool, typer.Option("--move", help="Hand the shares over: this machine leaves them alone from then on.")
-    ] = False,
+    output: Annotated[Path, typer.Option(help="File to write; must not exist.")],
+    move: Annotated[bool, typer.Option("--move", help="Move the shares: this machine stops processing them.")] = False,
     round_id: RoundOption = "",
     state: StateOption = "",
     due_before: DueBeforeOption = "",
@@ -58,15 +56,15 @@ def export(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write live shares into a file encrypted with a passphrase, for `queue import` on another machine.
+    """Export live shares to a passphrase-encrypted file, for `queue import` on another machine.
 
-    Whether the helper runs or not. Without --move it is a copy, and both machines reveal the shares (the chain counts
-    each once). With --move they are set aside here, as failed with the stage "moved", before the file gets its name;
-    what is in hand stays. `queue retry --stage moved` takes them back.
+    The helper may be running. Without --move the file is a copy, and both machines reveal the shares (the chain
+    counts each once). With --move the shares are marked as failed here, with the stage "moved", before the file
+    appears; shares that are being processed stay. `queue retry --stage moved` reactivates them.
     """
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    database_file(config, db)  # a queue that is shared stays where it is
+    database_file(config, db)  # ends the command for a shared queue, which cannot be exported
     target, refs = Target.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
     with map_errors_to_exit_codes(), permitted():
@@ -77,27 +75,27 @@ def export(
     left = {why: selection.left[why] for why in ("damaged", "closed", "moved")}
     answer = {"output": str(output), "shares": number, "left": left, "move": move, "dry_run": dry_run}
     if not number:
-        fail("there is no such share to export", Exit.NOT_FOUND)
+        fail("no matching share to export", Exit.NOT_FOUND)
     if not dry_run:
         if move:
-            consent(f"Hand {number} shares over, so that this machine leaves them alone?", yes=yes)
+            consent(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
         sealed = _seal(selection, read_passphrase(passphrase_file, new=True))
         body = {**conditions, "named": len(refs), "shares": number}
         with map_errors_to_exit_codes(), permitted():
-            answer |= {"bytes": len(sealed), **_hand_over(target, output, sealed, selection, body, move=move)}
+            answer |= {"bytes": len(sealed), **_write_and_record(target, output, sealed, selection, body, move=move)}
     if json:
         emit_json(answer)
     else:
         queue_output.print_exported(answer)
 
 
-def _select(database: Path, meant: Mapping[str, str], refs: list[str]) -> Selection:
-    """What the file will carry, as it stands in this moment."""
-    # loaded here, so that the help needs no native code
+def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Selection:
+    """Select shares from a snapshot of the database."""
+    # imported here, so that the help loads no native code
     from helper.store.operations.export import select_for_export  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
-    conditions = views.parse_filter(*meant.values())
+    conditions = views.parse_filter(*options.values())
     for ref in refs:
         views.parse_ref(ref)
     with acting_as_owner(database):
@@ -111,14 +109,14 @@ def _seal(selection: Selection, passphrase: str) -> bytes:
 
     if len(passphrase) < MIN_PASSPHRASE:
         fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
-    # the passphrase costs a second of a core, which the helper's wallets may want
+    # key derivation takes a second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
     head = Head(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.carried))
     return seal(b"".join([write_head(head), *map(write_line, selection.carried)]), passphrase=passphrase)
 
 
-def _hand_over(
+def _write_and_record(
     target: Target, output: Path, sealed: bytes, selection: Selection, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
     """Put the export on record, and with `move` set the shares aside, between the file's bytes and its name."""
@@ -133,15 +131,15 @@ def _hand_over(
 
     for left in sorted(output.parent.glob(".*.partial")):
         say(
-            f"{left} is left of an interrupted export or backup. After an interrupted --move it may be the only copy "
-            "of its shares: give it to `svote-helper queue import` before you delete it."
+            f"{left} remains from an interrupted export or backup. After an interrupted --move it may be the only copy "
+            "of its shares: import it with `svote-helper queue import` before you delete it."
         )
     with new_file(output, sealed) as written:
         try:
             return target.act("/queue/export", _with_marks(body, selection) if move else body, on_file)
         except BaseException:
             if move:
-                say(f"shares may have been handed over: they are in {written}, keep it")
+                say(f"shares may have been moved to {written}: keep this file")
             else:
                 with acting_as_owner(written):
                     written.unlink()
@@ -157,7 +155,7 @@ def _with_marks(body: Mapping[str, Any], selection: Selection) -> dict[str, Any]
 
 def import_(
     *,
-    file: Annotated[Path, typer.Argument(readable=False, help="What `queue export` wrote.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="File written by `queue export`.")],
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -165,12 +163,12 @@ def import_(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take over the shares in another machine's export, each in its state there and at its own time.
+    """Import shares from another machine's export, with their states and due times.
 
-    Shares that were handed over from here with `queue export --move` wait here again, with all their attempts. Shares
-    that are not taken over are listed with the reason, and the exit code is then 3. An import can be repeated: shares
-    that wait here already, or that the chain has counted, are left. Works on the running helper, and on the database
-    while none runs; a round must be known here, so let a new helper read the chain first.
+    Shares that were moved from here with `queue export --move` are reactivated with a full attempt budget. Shares that
+    are not imported are listed with the reason, and the exit code is then 3. An import can be repeated: shares already
+    queued here or confirmed are skipped. Uses the running helper, or the database if none runs. The rounds must be
+    known here, so let a new helper read the chain first.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     target = Target.of(config, db)
@@ -191,7 +189,7 @@ def import_(
         if not dry_run:
             if not yes:
                 queue_output.print_imported(answer)
-            consent("Take them over?", yes=yes)
+            consent("Import these shares?", yes=yes)
             answer = do(dry=False)
     if json:
         emit_json(answer)
@@ -202,14 +200,14 @@ def import_(
 
 
 def _open(file: Path, passphrase_file: Path | None) -> list[bytes]:
-    """The lines of an export, without their ends."""
+    """Decrypt an export; returns its lines."""
     from helper.store.backup import needs_passphrase, refuse_other, unseal  # noqa: PLC0415
 
     with permitted():
         sealed = file.read_bytes()
         refuse_other(sealed, str(file))
         if not needs_passphrase(sealed):
-            fail(f"{file} is not an export of a queue: it was not made with a passphrase")
+            fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
         return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""`svote-helper queue watch`: the queue as it moves, on a screen, in lines, or as JSON."""
+"""`svote-helper queue watch`: live view of the queue, as a screen, lines or JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from helper.cli.output import Exit, fail, json_line, one_line, say
 from helper.cli.status_stream import StateEvent, StreamLost, follow, without_time
 from helper.cli.target import Target
 
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="A JSON object on a line for each change (NDJSON).")]
+JsonLinesOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line for each change (NDJSON).")
+]
 
 _DUMB: Final = frozenset({"", "dumb", "unknown"})
 
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
-    """Watch the queue until Ctrl-C: rounds, what is due, provers, lateness, nodes, failures. Sums only."""
+    """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Totals only."""
     socket = Target.of(config, db).socket
     stream = follow(socket)
     try:
@@ -33,43 +35,43 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
     except KeyboardInterrupt:
         raise typer.Exit(Exit.OK) from None
     except PermissionError:
-        fail(f"{socket} may not be used by this user", Exit.NOT_AUTHORISED)
+        fail(f"no permission to use {socket}", Exit.NOT_AUTHORISED)
     except BrokenPipeError:
-        # whoever read has gone; what is still buffered must not be written at the end
+        # the reader closed the pipe; buffered output must not be written at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(Exit.OK) from None
 
 
 def _changes(stream: Iterator[StateEvent | StreamLost]) -> Iterator[StateEvent | StreamLost]:
-    """What is not as it was told last."""
-    last: object = None
-    for one in stream:
-        now: object = without_time(one.state) if isinstance(one, StateEvent) else one
-        if now != last:
-            last = now
-            yield one
+    """Yield events that differ from the previous one."""
+    previous: object = None
+    for event in stream:
+        current: object = without_time(event.state) if isinstance(event, StateEvent) else event
+        if current != previous:
+            previous = current
+            yield event
 
 
 def _as_json(stream: Iterator[StateEvent | StreamLost]) -> None:
-    for one in _changes(stream):
-        told: dict[str, Any] = (
-            {"event": "gone", "reason": one.reason} if isinstance(one, StreamLost) else {"event": "state"}
+    for event in _changes(stream):
+        record: dict[str, Any] = (
+            {"event": "gone", "reason": event.reason} if isinstance(event, StreamLost) else {"event": "state"}
         )
-        if isinstance(one, StateEvent):
-            told["state"] = one.state
-        sys.stdout.write(json_line(told))
+        if isinstance(event, StateEvent):
+            record["state"] = event.state
+        sys.stdout.write(json_line(record))
         sys.stdout.flush()
 
 
 def _in_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
-    from helper.cli.watch_screen import COLUMNS, cells  # noqa: PLC0415 - rich takes its time to load
+    from helper.cli.watch_screen import COLUMNS, cells  # noqa: PLC0415 - rich is slow to import
 
     sys.stdout.write("\t".join(COLUMNS) + "\n")
-    for one in _changes(stream):
-        if isinstance(one, StreamLost):
-            say(one.reason)
+    for event in _changes(stream):
+        if isinstance(event, StreamLost):
+            say(event.reason)
         else:
-            sys.stdout.write("\t".join(one_line(cell) for cell in cells(one.state)) + "\n")
+            sys.stdout.write("\t".join(one_line(cell) for cell in cells(event.state)) + "\n")
         sys.stdout.flush()
 
 
@@ -83,6 +85,6 @@ def _on_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
     screen = Screen(None, "waiting for the helper")
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
-        for one in stream:
-            screen = Screen(one.state) if isinstance(one, StateEvent) else Screen(screen.state, one.reason)
+        for event in stream:
+            screen = Screen(event.state) if isinstance(event, StateEvent) else Screen(screen.state, event.reason)
             live.update(screen, refresh=True)

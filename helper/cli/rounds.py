@@ -1,4 +1,4 @@
-"""`svote-helper rounds`: the chain's rounds, when they end, and what waits in each."""
+"""`svote-helper rounds`: lists the chain's rounds and their shares."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 
 @app.command()
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """List the rounds that the helper knows: status, end, time left, shares by state, size of the tree."""
+    """List known rounds: status, end, time left, shares by state, tree size."""
     with map_errors_to_exit_codes():
         answer = Target.of(config, db).ask("/rounds")
     if json:
         emit_json(answer)
         return
     columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree")
-    emit_table(columns, [_row(one) for one in answer["rounds"]])
-    say(f"{len(answer['rounds'])} rounds, told by the {answer['source']}")
+    emit_table(columns, [_row(row) for row in answer["rounds"]])
+    say(f"{len(answer['rounds'])} rounds, from the {answer['source']}")
 
 
-def _row(one: Mapping[str, Any]) -> tuple[object, ...]:
+def _row(row: Mapping[str, Any]) -> tuple[object, ...]:
     status = (
-        one["status"] + (", closed" if one["closed"] else "") + (f", frozen: {one['frozen']}" if one["frozen"] else "")
+        row["status"] + (", closed" if row["closed"] else "") + (f", frozen: {row['frozen']}" if row["frozen"] else "")
     )
     return (
-        one["round"][:_SHORT],
+        row["round"][:_SHORT],
         status,
-        format_time(one["ends"], local=True),
-        format_time(one["ends"]),
-        format_duration(one["left"]) if one["left"] > 0 else "ended",
-        *(one["shares"][state] for state in _STATES),
-        one["tree_size"],
+        format_time(row["ends"], local=True),
+        format_time(row["ends"]),
+        format_duration(row["left"]) if row["left"] > 0 else "ended",
+        *(row["shares"][state] for state in _STATES),
+        row["tree_size"],
     )

@@ -18,18 +18,20 @@ app = typer.Typer()
 @app.command()
 def serve(
     config: ConfigOption = None,
-    host: Annotated[str | None, typer.Option(help="Listen here instead of [helper] host.")] = None,
-    port: Annotated[int | None, typer.Option(help="Listen there instead of [helper] port; 0: a free one.")] = None,
-    db: Annotated[Path | None, typer.Option("--db", help="Queue database instead of [helper] db_path.")] = None,
+    host: Annotated[str | None, typer.Option(help="Listen on this address instead of [helper] host.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Listen on this port instead of [helper] port; 0: any free port.")
+    ] = None,
+    db: Annotated[Path | None, typer.Option("--db", help="Database file, instead of [helper] db_path.")] = None,
     role: Annotated[
-        str | None, typer.Option(help="all, api, prover or sender, instead of [helper] role.", show_default=False)
+        str | None, typer.Option(help="Role instead of [helper] role: all, api, prover or sender.", show_default=False)
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Write the base URL here, as JSON, once the service listens.")
+        Path | None, typer.Option(help="Write the base URL to this file, as JSON, once the service listens.")
     ] = None,
 ) -> None:
-    """Take shares from wallets and reveal each at its time."""
-    # loaded here, so that the help needs no more than it says
+    """Accept shares from wallets and reveal each at its due time."""
+    # imported here, so that the help loads nothing else
     from helper.cli.settings import read_settings  # noqa: PLC0415
 
     flags = {
@@ -41,9 +43,9 @@ def serve(
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
     others = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
     if settings.helper.disable and not any(others):
-        say("the helper is disabled ([helper] disable = true), and nothing else is set up to run")
+        say("the helper is disabled ([helper] disable = true), and no other service is enabled")
         return
-    # and here, so that a mistake in the settings needs no native code to be told, and a second host no service
+    # imported after the settings were validated, so that errors in them are reported without loading native code
     from helper.store.factory import refuse_held_host  # noqa: PLC0415
 
     if not settings.helper.disable:
@@ -66,7 +68,7 @@ def serve(
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
             partial.unlink(missing_ok=True)
-            with partial.open("x", encoding="utf-8") as file:  # never through a link that is there already
+            with partial.open("x", encoding="utf-8") as file:  # never through an existing link
                 file.write(json.dumps({"url": url, "socket": str(settings.socket_path)}) + "\n")
             partial.replace(ready_file)
 

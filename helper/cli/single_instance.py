@@ -1,4 +1,4 @@
-"""A second daemon on one database is refused before anything that takes time is loaded, the parser included."""
+"""Refuses a second daemon on the same database early, before slow imports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from helper.store.sqlite.file_lock import open_regular, try_lock
 
 
 def require_single_instance(arguments: Sequence[str], env: Mapping[str, str]) -> None:
-    """Check whether these arguments are a `serve` on a database that another daemon has open.
+    """Raise if these arguments start a daemon on a database that another daemon has open.
 
-    The locks are released again: the store takes them when it opens. Nothing else about the arguments is checked.
+    The locks are released again; the store acquires them when it opens. Other errors in the arguments are ignored.
 
     Raises:
         StoreLocked: another daemon has it open.
@@ -35,18 +35,18 @@ def require_single_instance(arguments: Sequence[str], env: Mapping[str, str]) ->
 
 
 def _database(arguments: Sequence[str], env: Mapping[str, str]) -> Path | None:
-    """The database of a `serve` with these arguments; None where it is none, or one that is not plain to read."""
+    """Return the database of a `serve` command; None for other commands and unknown arguments."""
     if list(arguments[:1]) != ["serve"]:
         return None
-    # not one option more than `serve` has: what is left over is for its own parser to judge
+    # the options of `serve` only; unknown ones are left to its own parser
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--config", "--db", "--host", "--port", "--ready-file"):
         parser.add_argument(option, type=Path if option in {"--config", "--db"} else str)
     try:
-        given, others = parser.parse_known_args(arguments[1:])
+        options, unknown = parser.parse_known_args(arguments[1:])
     except argparse.ArgumentError:
         return None
-    if others:
+    if unknown:
         return None
-    chosen: Path | None = given.db or peek_database_path(find_file(given.config, env), env)
+    chosen: Path | None = options.db or peek_database_path(find_file(options.config, env), env)
     return chosen

@@ -1,4 +1,4 @@
-"""The states of the queue as the daemon tells them, second by second, and its going away and coming back."""
+"""Stream of queue states from the daemon, with reconnection."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any, Final
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, follow_control
 
 SILENCE: Final = 10.0
-"""Seconds without a word after which the daemon counts as gone: it tells a state each second."""
+"""Seconds without data after which the daemon is unreachable; it sends a state each second."""
 PAUSE: Final = 1.0
-"""Seconds between two tries to reach it."""
+"""Seconds between two connection attempts."""
 
 _DATA: Final = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
 class StateEvent:
-    """A state: `helper.observability.queue_overview` as JSON."""
+    """A queue state: `helper.observability.queue_overview` as JSON."""
 
     state: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLost:
-    """Nobody tells states now, and why."""
+    """The stream is interrupted, and why."""
 
     reason: str
 
 
 def follow(socket: Path) -> Iterator[StateEvent | StreamLost]:
-    """What the daemon on a control socket tells, for ever; it is looked for again whenever it goes away.
+    """Yield the daemon's states without end. Reconnects whenever the stream is interrupted.
 
     Raises:
         PermissionError: this user may not use the socket.
@@ -49,7 +49,7 @@ def follow(socket: Path) -> Iterator[StateEvent | StreamLost]:
 
 
 def _states(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The states in a stream of server-sent events, each on one line."""
+    """Parse states from server-sent events, each on one line."""
     for line in lines:
         if line.startswith(_DATA):
             state = json.loads(line[len(_DATA) :])
@@ -58,5 +58,5 @@ def _states(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def without_time(state: dict[str, Any]) -> dict[str, Any]:
-    """A state without the moment that it is of: two that are alike are no change."""
+    """Return a state without its time, to compare two states."""
     return {name: value for name, value in state.items() if name != "at"}

@@ -1,4 +1,4 @@
-"""The queue that a command is about: a running daemon's, or a database's while none runs."""
+"""Queue that a command operates on: a running daemon's, or a database file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from helper.store.action_rows import Actor
 
 OnFile = Callable[["Operations", "Actor"], Awaitable[Mapping[str, Any]]]
-"""What the daemon would do, done here."""
+"""Runs the action in this process, for use while no daemon runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the queue is.
+    """Location of the queue.
 
     Attributes:
         socket: the daemon's control socket.
         database: its database.
-        shared: the queue is not in that file but in a database that hosts share: only a running helper can be asked.
+        shared: the queue is in a shared database instead, which only a running helper can query.
     """
 
     socket: Path
@@ -39,21 +39,21 @@ class Target:
 
     @classmethod
     def of(cls, config: Path | None, db: Path | None) -> Target:
-        """As the settings say, or a flag."""
+        """Create a target from the settings and the `--db` flag."""
         settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
         return cls(settings.socket_path, settings.db_path, bool(settings.store.url) and db is None)
 
     def ask(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """An answer of the daemon, or of the file; see `queue_source.ask`."""
+        """Answer a query; see `operator_api.ask`."""
         self.need_somewhere()
         return ask(self.socket, self.database, path, {name: value for name, value in (query or {}).items() if value})
 
     def need_somewhere(self) -> None:
-        """Raise NothingThere where the queue is shared and no helper of this host answers."""
+        """Raise NothingThere if the queue is shared and no helper runs on this host."""
         if self.shared and not is_daemon_listening(self.socket):
             raise NothingThere(
-                f"no daemon answers on {self.socket}, and the queue is in a database that hosts share",
-                advice="Run this on a host whose helper runs: each of them answers for the whole queue.",
+                f"no daemon answers on {self.socket}, and the queue is in a shared database",
+                advice="Run this on a host with a running helper; each answers for the whole queue.",
             )
 
     def act(
@@ -65,26 +65,26 @@ class Target:
         dry: bool = False,
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Have something done.
+        """Perform an action.
 
         Args:
-            path: where the daemon takes it.
-            body: what it is told.
-            on_file: the same for where no daemon runs.
-            dry: only rehearsed.
-            query: conditions in the address.
+            path: path of the action in the operator API.
+            body: request body.
+            on_file: performs the action while no daemon runs.
+            dry: change nothing.
+            query: query parameters.
         """
         if is_daemon_listening(self.socket):
             return tell(self.socket, path, body, query)
         self.need_somewhere()
         need_database(self.socket, self.database)
         if not os.access(self.database, os.R_OK | os.W_OK):
-            raise PermissionError(f"{self.database} may not be changed by this user")
+            raise PermissionError(f"no permission to change {self.database}")
         return anyio.run(_on_file, self.database, on_file, dry)
 
 
 async def _on_file(database: Path, on_file: OnFile, dry: bool) -> dict[str, Any]:
-    # loaded here: they bring the store and native code, which a question to the daemon does not need
+    # imported here: these load the store and native code, which requests to the daemon do not need
     from helper.cli.offline import operations_on, this_user  # noqa: PLC0415
     from helper.observability.log_config import configure  # noqa: PLC0415
     from helper.server.action_views import act_json  # noqa: PLC0415

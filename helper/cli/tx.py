@@ -1,4 +1,4 @@
-"""`svote-helper tx`: look at a transaction that is public on the chain."""
+"""`svote-helper tx`: shows public transactions of the chain."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from helper.server.views import parse_hex32
 if TYPE_CHECKING:
     from helper.chain.lookups import FoundTx
 
-app = typer.Typer(help="Look at transactions that are public on the chain.")
+app = typer.Typer(help="Show public transactions of the chain.")
 
 
 @app.callback()
 def tx() -> None:
-    """Look at transactions that are public on the chain."""
+    """Show public transactions of the chain."""
 
 
 @app.command()
 def lookup(
-    tx_hash: Annotated[str, typer.Argument(metavar="HASH", help="The transaction's hash (64 hex characters).")],
+    tx_hash: Annotated[str, typer.Argument(metavar="HASH", help="Transaction hash (64 hex characters).")],
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell what the chain knows of a transaction: its block, whether it went through, and what it says.
+    """Show a transaction: its block, its result code, and its reveal, if it has one.
 
-    It asks the nodes of [chain] endpoints, by the hash: the one that is asked learns that somebody wants to know.
+    Queries the nodes of [chain] endpoints by the hash, so a node learns that someone is interested in it.
     """
     with map_errors_to_exit_codes():
         answer = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))
@@ -42,24 +42,24 @@ def lookup(
         emit_json(answer)
         return
     facts = {**{name: value for name, value in answer.items() if name != "reveal"}, **(answer["reveal"] or {})}
-    emit_table(("what", "value"), [(name.replace("_", " "), value) for name, value in facts.items()])
+    emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in facts.items()])
 
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
-    # loaded here, so that the help loads no client
+    # imported here, so that the help loads no HTTP client
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
     from helper.cli.chain_access import chain_of  # noqa: PLC0415
 
-    async with chain_of(config) as endpoints:
-        found = await ChainLookups(endpoints).transaction(tx_hash)
-        return None if found is None else _told(found, tx_hash, endpoints.chain_id)
+    async with chain_of(config) as nodes:
+        transaction = await ChainLookups(nodes).transaction(tx_hash)
+        return None if transaction is None else _as_json(transaction, tx_hash, nodes.chain_id)
 
 
-def _told(found: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
+def _as_json(transaction: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
     from helper.chain.lookups import reveal_in  # noqa: PLC0415
     from helper.chain.verdicts import presentable  # noqa: PLC0415
 
-    message = None if found.raw is None else reveal_in(found.raw)
+    message = None if transaction.raw is None else reveal_in(transaction.raw)
     reveal = None
     if message is not None:
         reveal = {
@@ -74,10 +74,10 @@ def _told(found: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any
     return {
         "hash": tx_hash.hex().upper(),
         "chain_id": chain_id,
-        "height": found.height,
-        "code": found.code,
-        "log": presentable(found.log),
-        "kind": None if found.raw is None else kind,
-        "bytes": None if found.raw is None else len(found.raw),
+        "height": transaction.height,
+        "code": transaction.code,
+        "log": presentable(transaction.log),
+        "kind": None if transaction.raw is None else kind,
+        "bytes": None if transaction.raw is None else len(transaction.raw),
         "reveal": reveal,
     }

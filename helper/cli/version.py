@@ -1,4 +1,4 @@
-"""`svote-helper version`: what this is and what it stands on."""
+"""`svote-helper version`: shows version information."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import typer
 
+from helper.cli.options import JsonOption
 from helper.cli.output import emit_json
-from helper.cli.settings import JsonOption
 
 app = typer.Typer()
 
 
 @app.command()
 def version(json: JsonOption = False) -> None:
-    """Tell the versions of the helper, its circuits, Python and SQLite."""
+    """Show the versions of the helper, its circuits, Python and SQLite."""
     facts = collect()
     if json:
         emit_json(facts)
@@ -28,8 +28,8 @@ def version(json: JsonOption = False) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """All of it as plain JSON values."""
-    # loaded here, so that the help does not load native code
+    """Collect the versions as plain JSON values."""
+    # imported here, so that the help loads no native code
     from helper.store import sqlite_version  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
 
@@ -50,7 +50,7 @@ def collect() -> dict[str, Any]:
 
 
 def package_version() -> str:
-    """The version of the installed package; "unknown" where the sources run without being installed."""
+    """Return the version of the installed package, or "unknown" if it is not installed."""
     try:
         return metadata.version("svote-helper")
     except metadata.PackageNotFoundError:

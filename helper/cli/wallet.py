@@ -1,4 +1,4 @@
-"""`svote-helper wallet vote`: one real vote, its shares posted to any helper."""
+"""`svote-helper wallet vote`: casts one vote and posts its shares to helpers."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ import typer
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet, WalletError
+from helper.cli.options import JsonOption
 from helper.cli.output import Exit, emit_json, fail, one_line
-from helper.cli.settings import JsonOption
 from helper.clock import SystemClock
 
-app = typer.Typer(help="Vote as a wallet does (on a dev chain).")
+app = typer.Typer(help="Act as a wallet on a dev chain.")
 
 
 @app.callback()
 def wallet() -> None:
-    """Vote as a wallet does (on a dev chain)."""
+    """Act as a wallet on a dev chain."""
 
 
 @app.command()
 def vote(
-    round_id: Annotated[str, typer.Argument(metavar="ROUND", help="The round, 64 hex characters.")],
+    round_id: Annotated[str, typer.Argument(metavar="ROUND", help="Round id, 64 hex characters.")],
     proposal: Annotated[int, typer.Option(min=1, help="Proposal id.")],
     decision: Annotated[int, typer.Option(min=0, max=7, help="Option index.")],
-    helper: Annotated[list[str] | None, typer.Option(help="Base URL of a helper; may be given more than once.")] = None,
+    helper: Annotated[list[str] | None, typer.Option(help="Base URL of a helper; may be repeated.")] = None,
     chain: Annotated[str, typer.Option(help="REST address of the dev chain.")] = "http://127.0.0.1:11317",
     base: Annotated[
         str | None,
-        typer.Option(help="One base URL for chain and helper, as real wallets use it ([gateway], or a proxy)."),
+        typer.Option(help="Single base URL for chain and helper, as wallets use it ([gateway], or a proxy)."),
     ] = None,
-    weight: Annotated[int | None, typer.Option(min=0, help="Voting power; random when left out.")] = None,
-    spread: Annotated[float, typer.Option(min=0, help="Seconds over which the shares are spread; 0: at once.")] = 0.0,
-    token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that want one.")] = "",
+    weight: Annotated[int | None, typer.Option(min=0, help="Voting power; random by default.")] = None,
+    spread: Annotated[
+        float, typer.Option(min=0, help="Seconds over which the shares are spread; 0: due immediately.")
+    ] = 0.0,
+    token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that require one.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Encrypt a vote, put its commitment on the chain, and post its 16 shares."""
+    """Encrypt a vote, submit its commitment to the chain, and post its 16 shares."""
     try:
-        wanted = bytes.fromhex(round_id)
+        round_bytes = bytes.fromhex(round_id)
     except ValueError:
         fail("ROUND must be 64 hex characters", Exit.USAGE)
     now = SystemClock().now()
@@ -50,7 +52,7 @@ def vote(
     async def cast() -> CastVote:
         helpers = [base] if base else helper or ["http://127.0.0.1:8090"]
         async with Wallet(base or chain, helpers, own_routes=base is None, token=token) as voter:
-            return await voter.cast_vote(wanted, proposal, decision, weight=weight, times=times)
+            return await voter.cast_vote(round_bytes, proposal, decision, weight=weight, times=times)
 
     try:
         cast_vote = asyncio.run(cast())
@@ -66,7 +68,7 @@ def vote(
             typer.echo(one_line(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}"))
         typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
     if not cast_vote.accepted:
-        fail("not every share was taken by a helper", Exit.FAILURE)
+        fail("not every share was accepted by a helper", Exit.FAILURE)
 
 
 def _outcome(cast_vote: CastVote) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _outcome(cast_vote: CastVote) -> dict[str, Any]:
                 "index": share.index,
                 "submit_at": share.submit_at,
                 "nullifier": share.nullifier.hex(),
-                "answer": share.posts[-1].answer if share.posts else "no helper was asked",
+                "answer": share.posts[-1].answer if share.posts else "not posted",
             }
             for share in cast_vote.shares
         ],

@@ -1,4 +1,4 @@
-"""The screen of `queue watch`: one state as lines that fit, however narrow the terminal. Pure."""
+"""Renders `queue watch`: a queue state as lines that fit the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from helper.cli.output import one_line
 from helper.core.time_text import format_duration, format_time
 
 WIDE: Final = 72
-"""Columns from which on a round is one line of a table."""
+"""Minimum terminal width for one table row per round."""
 STATUS: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 NUMBERS: Final = ("waiting", "proving", "broadcast", "confirmed", "failed")
-_HEADS: Final = ("waiting", "proving", "sent", "counted", "failed")
+_HEADS: Final = ("waiting", "proving", "sent", "conf.", "failed")
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ASCII: Final = " .:-=+*#@"
 _LABEL: Final = 10
 ENDLESS: Final = 1 << 30
 LOW: Final = 20
-"""Lines from which on there is room for empty ones."""
+"""Minimum terminal height for empty lines."""
 _SOON: Final = 600
-"""Seconds before its end from which on a round is marked."""
+"""Seconds before its end from which a round is highlighted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What is shown now; rich asks it again whenever the terminal's size changes.
+    """The current screen; rich renders it again whenever the terminal's size changes.
 
     Attributes:
-        state: the newest state, None before the first.
-        gone: why nobody tells states now, None while somebody does.
+        state: the latest state, None before the first.
+        gone: why the stream is interrupted, None while it is not.
     """
 
     state: Mapping[str, Any] | None
     gone: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """All lines that fit."""
+        """Yield the lines that fit on the terminal."""
         ascii_only = not (console.encoding or "").lower().startswith("utf")
         room = (options.height or console.height) - 1
         lines = [*self.lines(options.max_width, ascii_only=ascii_only, room=room)]
@@ -53,12 +53,12 @@ class Screen:
             yield line
 
     def lines(self, width: int, *, ascii_only: bool = False, room: int = ENDLESS) -> Iterator[Text]:
-        """The lines for a terminal of this width, each of which may still be too long.
+        """Yield the lines for this width; they may still be too long and are then cropped.
 
-        Where there is no room for all, rounds give way (`_fitting`), so that nodes and failures are seen.
+        If there is not enough room, rounds are omitted (`_fit_rounds`), so that nodes and failures stay visible.
         """
         if self.gone is not None:
-            yield Text("no helper tells anything; trying again", "bold red")
+            yield Text("helper not reachable; retrying", "bold red")
             yield Text(one_line(self.gone), "red")
         if self.state is None:
             return
@@ -74,13 +74,13 @@ class Screen:
 
 def _head(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text]:
     paused = state["paused"]
-    how, style = ("paused", "bold red") if paused else ("ready", "bold green")
+    status, style = ("paused", "bold red") if paused else ("ready", "bold green")
     if not state["ready"] and not paused:
-        how, style = "starting", "bold yellow"
+        status, style = "starting", "bold yellow"
     when = format_time(int(state["at"]))
     height = _or_dash(state["height"])
     rest = f"  height {height}  circuit {state['circuit']}  {when} UTC" if width >= WIDE else f"  {height}  {when[11:]}"
-    yield Text.assemble((f"{'was ' if stale else ''}{how}", "dim" if stale else style), rest)
+    yield Text.assemble((f"{'was ' if stale else ''}{status}", "dim" if stale else style), rest)
     if paused:
         yield Text(one_line(paused), "red")
 
@@ -89,72 +89,74 @@ def _head(state: Mapping[str, Any], width: int, *, stale: bool) -> Iterator[Text
 
 
 @dataclass(slots=True)
-class _Shown:
-    """A round's lines: its numbers, and when what waits is due."""
+class _RoundLines:
+    """Lines of a round: its numbers, and the due times of waiting shares."""
 
-    of: Mapping[str, Any]
+    round: Mapping[str, Any]
     numbers: list[Text]
     ahead: list[Text]
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is to be done in it."""
-        return not (self.of["waiting"] or self.of["proving"] or self.of["broadcast"])
+        """Report whether the round has no open shares."""
+        return not (self.round["waiting"] or self.round["proving"] or self.round["broadcast"])
 
     @property
     def order(self) -> tuple[bool, bool, int]:
-        """The one that ends soonest first; then those with nothing to do: where something failed, then the latest."""
-        end = int(self.of["vote_end_time"])
-        return (self.quiet, self.quiet and not self.of["failed"], -end if self.quiet else end)
+        """Sort key: rounds with open shares by end, then rounds with failures, then the others, latest first."""
+        end = int(self.round["vote_end_time"])
+        return (self.quiet, self.quiet and not self.round["failed"], -end if self.quiet else end)
 
 
 def _rounds(state: Mapping[str, Any], width: int, *, ascii_only: bool, room: int) -> Iterator[Text]:
-    rounds = [one for one in state["rounds"] if one["status"] in (1, 4) or any(one[name] for name in NUMBERS)]
+    rounds = [row for row in state["rounds"] if row["status"] in (1, 4) or any(row[name] for name in NUMBERS)]
     if not rounds:
-        yield Text("no round is open, and none has shares", "dim")
+        yield Text("no open rounds, no shares", "dim")
         return
     head = [Text(_row("round", "status", "ends in", _HEADS, "needed"), "bold")] if width >= WIDE else []
     yield from head
     shown = [
-        _Shown(one, [*_numbers(one, state["at"], width)], [*_ahead(one, width, ascii_only=ascii_only)])
-        for one in rounds
+        _RoundLines(row, [*_numbers(row, state["at"], width)], [*_ahead(row, width, ascii_only=ascii_only)])
+        for row in rounds
     ]
-    yield from _fitting(sorted(shown, key=lambda one: one.order), room - len(head))
+    yield from _fit_rounds(sorted(shown, key=lambda lines: lines.order), room - len(head))
 
 
-def _numbers(one: Mapping[str, Any], now: float, width: int) -> Iterator[Text]:
-    left = one["vote_end_time"] - now
-    needed = one["seconds_needed"] if one["waiting"] or one["proving"] else None
-    style = _urgency(one, left, needed)
+def _numbers(row: Mapping[str, Any], now: float, width: int) -> Iterator[Text]:
+    left = row["vote_end_time"] - now
+    needed = row["seconds_needed"] if row["waiting"] or row["proving"] else None
+    style = _urgency(row, left, needed)
     if width < WIDE:
-        yield from _narrow(one, left, needed, style)
+        yield from _narrow(row, left, needed, style)
         return
-    numbers = [str(one[name]) for name in NUMBERS]
-    status = STATUS.get(one["status"], str(one["status"]))
-    yield Text(_row(one["round_id"][:8], status, format_duration(left), numbers, format_duration(needed)), style)
+    numbers = [str(row[name]) for name in NUMBERS]
+    status = STATUS.get(row["status"], str(row["status"]))
+    yield Text(_row(row["round_id"][:8], status, format_duration(left), numbers, format_duration(needed)), style)
 
 
-def _fitting(shown: list[_Shown], room: int) -> Iterator[Text]:
-    """Rounds in so many lines: without those that have nothing to do, the oldest first; then without the bars of those
-    that end last, then without these. One stays, and what is left out is counted.
+def _fit_rounds(shown: list[_RoundLines], room: int) -> Iterator[Text]:
+    """Yield rounds in at most `room` lines.
+
+    Omits rounds without open shares first, the oldest first; then the bars of the rounds that end last; then these
+    rounds. At least one round is shown, and a line counts the omitted ones.
     """
-    left: list[_Shown] = []
+    omitted: list[_RoundLines] = []
 
     def too_many() -> bool:
-        return sum(len(one.numbers) + len(one.ahead) for one in shown) + bool(left) > room
+        return sum(len(lines.numbers) + len(lines.ahead) for lines in shown) + bool(omitted) > room
 
     while too_many() and len(shown) > 1 and shown[-1].quiet:
-        left.append(shown.pop())
-    for one in reversed(shown):
+        omitted.append(shown.pop())
+    for lines in reversed(shown):
         if too_many():
-            one.ahead = []
+            lines.ahead = []
     while too_many() and len(shown) > 1:
-        left.append(shown.pop())
-    for one in shown:
-        yield from (*one.numbers, *one.ahead)
-    if left:
-        waiting, failed = (sum(one.of[name] for one in left) for name in ("waiting", "failed"))
-        rounds = f"and {len(left)} more round{'s' if len(left) > 1 else ''}"
+        omitted.append(shown.pop())
+    for lines in shown:
+        yield from (*lines.numbers, *lines.ahead)
+    if omitted:
+        waiting, failed = (sum(lines.round[name] for lines in omitted) for name in ("waiting", "failed"))
+        rounds = f"and {len(omitted)} more round{'s' if len(omitted) > 1 else ''}"
         yield Text(f"{rounds}: {waiting} waiting, {failed} failed", "red" if failed else "dim")
 
 
@@ -162,26 +164,27 @@ def _row(name: str, status: str, ends: str, numbers: Sequence[str], needed: str)
     return f"{name:<9} {status:<9} {ends:>8} " + "".join(f"{number:>8}" for number in numbers) + f" {needed:>8}"
 
 
-def _narrow(one: Mapping[str, Any], left: float, needed: float | None, style: str) -> Iterator[Text]:
-    status = STATUS.get(one["status"], str(one["status"]))
-    yield Text(f"{one['round_id'][:8]} {status}, {format_duration(left)} left", style)
-    waiting = f"{one['waiting']} wait" + ("" if needed is None else f", {format_duration(needed)} needed")
+def _narrow(row: Mapping[str, Any], left: float, needed: float | None, style: str) -> Iterator[Text]:
+    status = STATUS.get(row["status"], str(row["status"]))
+    time_left = "ended" if left < 0 else f"{format_duration(left)} left"
+    yield Text(f"{row['round_id'][:8]} {status}, {time_left}", style)
+    waiting = f"{row['waiting']} waiting" + ("" if needed is None else f", {format_duration(needed)} needed")
     yield Text(f" {waiting}")
-    yield Text(f" {one['proving']} proving, {one['broadcast']} sent, {one['confirmed']} counted")
-    if one["failed"]:
-        yield Text(f" {one['failed']} failed", "red")
+    yield Text(f" {row['proving']} proving, {row['broadcast']} sent, {row['confirmed']} confirmed")
+    if row["failed"]:
+        yield Text(f" {row['failed']} failed", "red")
 
 
-def _urgency(one: Mapping[str, Any], left: float, needed: float | None) -> str:
-    if one["failed"] or (needed is not None and needed > left):
+def _urgency(row: Mapping[str, Any], left: float, needed: float | None) -> str:
+    if row["failed"] or (needed is not None and needed > left):
         return "red"
-    open_shares = one["waiting"] or one["proving"] or one["broadcast"]
+    open_shares = row["waiting"] or row["proving"] or row["broadcast"]
     return "yellow" if open_shares and left < _SOON else ""
 
 
-def _ahead(one: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
-    """When what waits is due: a bar a minute, or a bar for some minutes where that does not fit."""
-    minutes, later = one["due_per_minute"], one["later"]
+def _ahead(row: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
+    """Yield a bar chart of due shares: one bar per minute, or per several minutes on a narrow terminal."""
+    minutes, later = row["due_per_minute"], row["later"]
     if not any(minutes) and not later:
         return
     room = max(10, width - _LABEL - 1)
@@ -189,15 +192,15 @@ def _ahead(one: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[
     sums = [sum(minutes[at : at + step]) for at in range(0, len(minutes), step)]
     yield Text.assemble((f"{'  due':<{_LABEL}}", "dim"), (bars(sums, ascii_only=ascii_only), "cyan"))
     until = "now to " if width >= WIDE else ""
-    text = f"{until}{len(minutes)} min, at most {max(sums)} in {'a minute' if step == 1 else f'{step} min'}"
+    text = f"{until}{len(minutes)} min, at most {max(sums)} in {'1 min' if step == 1 else f'{step} min'}"
     yield Text(f"{'':<{_LABEL}}{text}" + (f"; {later} later" if later else ""), "dim")
 
 
 def bars(values: Sequence[int], *, ascii_only: bool = False) -> str:
-    """A bar for each value; what is not nothing is seen as more than nothing."""
-    signs = _ASCII if ascii_only else _BLOCKS
+    """Return one bar per value; values above zero are always visible."""
+    symbols = _ASCII if ascii_only else _BLOCKS
     most = max(values, default=0)
-    return "".join(signs[-(-value * (len(signs) - 1) // most)] if most else signs[0] for value in values)
+    return "".join(symbols[-(-value * (len(symbols) - 1) // most)] if most else symbols[0] for value in values)
 
 
 # ---------------------------------------------------------------- the service
@@ -206,37 +209,41 @@ def bars(values: Sequence[int], *, ascii_only: bool = False) -> str:
 def _service(state: Mapping[str, Any], width: int) -> Iterator[Text]:
     provers, late = state["provers"], state["lateness_ms"]
     each = provers["seconds_per_proof"]
-    speed = "" if each is None else f", {each:.2f} s a proof"
+    speed = "" if each is None else f", {each:.2f} s per proof"
     wide = width >= WIDE
     slots = (
-        f"{provers['busy']} in hand, {provers['slots']} at once" if wide else f"{provers['busy']} of {provers['slots']}"
+        f"{provers['busy']} in progress, {provers['slots']} concurrent"
+        if wide
+        else f"{provers['busy']} of {provers['slots']}"
     )
     yield _line("provers", f"{slots}{speed}")
-    for label, name, text in (("lateness", "start", "begun"), ("", "broadcast", "sent")):
+    for label, name, text in (("lateness", "start", "start"), ("", "broadcast", "sent")):
         p50, p99 = _milliseconds(late[name]["p50"]), _milliseconds(late[name]["p99"])
-        shown = f"proof {text:<6} half within {p50}, 99 % within {p99}" if wide else f"{text:<5} {p50}, p99 {p99}"
+        shown = f"proof {text:<6} median {p50}, p99 {p99}" if wide else f"{text:<5} {p50}, p99 {p99}"
         yield _line(label, shown)
     for number, node in enumerate(state["endpoints"]):
         label = "nodes" if number == 0 else ""
         if node["fresh"]:
             yield _line(label, f"{node['name']} ok")
         else:
-            yield from _in_full(label, node["name"], str(node["reason"]), width)
+            yield from _problem_lines(label, node["name"], str(node["reason"]), width)
 
 
 def _failures(state: Mapping[str, Any], width: int) -> Iterator[Text]:
-    for number, one in enumerate(state["failures"]):
-        when = f"{format_time(int(one['at']))[11:]} {one['stage']}"
-        yield from _in_full("failed" if number == 0 else "", when, f"{one['reason']} ({one['count']})", width)
+    for number, failure in enumerate(state["failures"]):
+        when = f"{format_time(int(failure['at']))[11:]} {failure['stage']}"
+        yield from _problem_lines(
+            "failed" if number == 0 else "", when, f"{failure['reason']} ({failure['count']})", width
+        )
 
 
-def _in_full(label: str, what: str, why: str, width: int) -> Iterator[Text]:
-    """What is not well, and why: on one line, or where that is too narrow for reasons, on as many as it takes."""
+def _problem_lines(label: str, subject: str, reason: str, width: int) -> Iterator[Text]:
+    """Yield a problem and its reason, on one line or wrapped on a narrow terminal."""
     if width >= WIDE:
-        yield _line(label, f"{what} {why}", "red")
+        yield _line(label, f"{subject} {reason}", "red")
         return
-    yield _line(label, what, "red")
-    for line in textwrap.wrap(one_line(why), max(10, width - _LABEL)):
+    yield _line(label, subject, "red")
+    for line in textwrap.wrap(one_line(reason), max(10, width - _LABEL)):
         yield _line("", line, "red")
 
 
@@ -244,22 +251,22 @@ def _line(label: str, text: str, style: str = "") -> Text:
     return Text.assemble((f"{label:<{_LABEL}}", "dim"), (one_line(text), style))
 
 
-# ---------------------------------------------------------------- for pipes
+# ---------------------------------------------------------------- output in pipes
 
-COLUMNS: Final = ("at", "how", *NUMBERS, "in hand", "nodes of use", "paused")
+COLUMNS: Final = ("time", "status", *NUMBERS, "busy provers", "usable nodes", "paused")
 
 
 def cells(state: Mapping[str, Any]) -> tuple[object, ...]:
-    """One state as a line of cells under `COLUMNS`."""
-    sums = [sum(one[name] for one in state["rounds"]) for name in NUMBERS]
+    """Return a state as cells of `COLUMNS`."""
+    sums = [sum(row[name] for row in state["rounds"]) for name in NUMBERS]
     nodes = state["endpoints"]
-    how = "paused" if state["paused"] else "ready" if state["ready"] else "starting"
-    use = f"{sum(node['fresh'] for node in nodes)}/{len(nodes)}"
-    return (format_time(int(state["at"])), how, *sums, state["provers"]["busy"], use, state["paused"])
+    status = "paused" if state["paused"] else "ready" if state["ready"] else "starting"
+    usable = f"{sum(node['fresh'] for node in nodes)}/{len(nodes)}"
+    return (format_time(int(state["at"])), status, *sums, state["provers"]["busy"], usable, state["paused"])
 
 
 def plain(lines: Iterable[Text]) -> str:
-    """Lines as they are read, without style."""
+    """Return the text of lines, without style."""
     return "\n".join(line.plain for line in lines)
 
 

@@ -92,7 +92,7 @@ async def test_a_counted_reveal_becomes_evidence_and_no_node_is_asked_for_its_nu
 
         code, _, said = await command(tmp_path, "proof", "export", "07" * 32, "--round", round_id.hex(), *config)
         assert code == 5, said
-        assert "has not counted" in said
+        assert "no confirmed reveal" in said
         code, stats, said = await command(tmp_path, "queue", "stats", *config)
         assert (code, stats["total"]["submitted"]) == (0, 16), said
         for name, value in (

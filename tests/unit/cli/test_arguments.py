@@ -93,7 +93,7 @@ def test_the_daemons_figures_are_a_line_each(capsys: pytest.CaptureFixture[str])
         "provers.pids\t5, 6",
         "provers.deaths\t-",
         "clock_skew\t0.468",
-        "proof\t16: half within 1141 ms, 99 % within 1714 ms, none beyond 1714 ms",
+        "proof\t16: median 1141 ms, p99 1714 ms, max 1714 ms",
         "queue_age\tnone yet",
         "recent_failures.0.stage\tproof",
         "recent_failures.0.reason\ttimed out",

@@ -67,11 +67,11 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         ),
         (("proof", "verify", "nowhere.zip"), 5, "nowhere.zip"),
         (("proof", "verify", "."), 1, "could not be read"),
-        (("proof", "verify", "bad.zip"), 1, "refused: the proof is not valid"),
-        (("proof", "verify", "junk.zip"), 1, "refused: unreadable zip file"),
+        (("proof", "verify", "bad.zip"), 1, "rejected: the proof is not valid"),
+        (("proof", "verify", "junk.zip"), 1, "rejected: unreadable zip file"),
         (("proof", "verify", "good.zip", "--online"), 6, "no node can be asked"),
         (("proof", "verify", "bad.zip", "--online"), 1, "is not valid"),
-        (("rounds",), 5, "there is no database"),
+        (("rounds",), 5, "does not exist"),
     ],
 )
 def test_each_end_has_its_exit_code_and_its_words(
@@ -165,7 +165,7 @@ def test_rounds_table_shows_local_and_utc_end(
         "2026-11-21 13:36:35",
         "17 min",
     ]
-    assert captured.err == "1 rounds, told by the daemon\n"
+    assert captured.err == "1 rounds, from the daemon\n"
 
 
 async def test_without_a_daemon_rounds_are_read_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:

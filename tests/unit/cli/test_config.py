@@ -71,7 +71,7 @@ def test_init_replaces_nothing_unasked(capsys: pytest.CaptureFixture[str]) -> No
     mine.chmod(0o644)
     assert run("config", "init", "--output", "mine.toml") == 1
     assert mine.read_text() == "mine"
-    assert "mine.toml is there already" in capsys.readouterr().err
+    assert "mine.toml already exists" in capsys.readouterr().err
     assert run("config", "init", "--output", "mine.toml", "--force") == 0
     assert load(mine).operator.token
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600

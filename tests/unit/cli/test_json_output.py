@@ -17,7 +17,7 @@ from helper.chain.lookups import FoundTx
 from helper.cli import db as db_module
 from helper.cli import db_migrate, queue_actions, queue_transfer
 from helper.cli.proof import Source
-from helper.cli.tx import _told
+from helper.cli.tx import _as_json
 from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store.rows import QueueFilter
@@ -203,4 +203,4 @@ def test_evidence_and_transactions(machine: Machine, monkeypatch: pytest.MonkeyP
     machine("proof export", "ab" * 32, "--output", "b.zip")
 
     for found in (FoundTx(5, 0, "", FIRST.transaction), FoundTx(5, 1, "no", b"\x05x"), FoundTx(5, 0, "", None)):
-        conforms("tx-lookup", _told(found, b"\xab" * 32, "chain-1"))
+        conforms("tx-lookup", _as_json(found, b"\xab" * 32, "chain-1"))

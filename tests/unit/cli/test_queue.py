@@ -111,8 +111,8 @@ def test_in_a_pipe_there_are_plain_lines(daemon: Daemon, capsys: pytest.CaptureF
     lines = [line.split("\t") for line in told.out.splitlines()]
     assert lines[0][0] == "share"
     assert lines[1][:3] == ["0123456789ab", ROUND_ID.hex()[:12], "broadcast"]
-    assert lines[2][2:4] == ["broadcast (damaged)", "at once"]
-    assert told.err == "2 shares, told by the daemon\n"
+    assert lines[2][2:4] == ["broadcast (damaged)", "immediately"]
+    assert told.err == "2 shares, from the daemon\n"
     assert run("queue", "show", "012345") == 0
     shown = capsys.readouterr().out
     assert "transaction hash\t" + "AB" * 32 in shown
@@ -145,7 +145,7 @@ def test_what_the_daemon_refuses_is_an_exit_code(
 
 def test_without_daemon_and_database_nothing_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("queue", "list") == 5
-    assert "there is no database svote-helper.db" in capsys.readouterr().err
+    assert "database svote-helper.db does not exist" in capsys.readouterr().err
     assert not Path("svote-helper.db").exists()
 
 

@@ -130,7 +130,7 @@ def test_shares_can_be_named_or_narrowed(source: str, capsys: pytest.CaptureFixt
     listed = told(capsys)
     assert [(kind["stage"], kind["count"]) for kind in listed["failed"]] == [("proof", 2)]
     assert run("queue", "retry", "--stage", "tree", "--yes") == 0
-    assert "0 failed shares are tried again" in capsys.readouterr().out
+    assert "0 failed shares are retried" in capsys.readouterr().out
     assert run("queue", "retry", listed["shares"][0]["ref"][:6], "--round", ROUND_ID.hex(), "--yes") == 0
     assert states(capsys) == {"received": 3, "failed": 1}
 
@@ -199,7 +199,7 @@ def test_on_a_terminal_it_is_asked(
 def test_without_daemon_and_database_there_is_nothing_to_act_on(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("retry", "--yes"), ("export", "--output", "x.age"), ("audit",)):
         assert run("queue", *arguments) == 5
-        assert "there is no database" in capsys.readouterr().err
+        assert "does not exist" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
 
 
@@ -326,7 +326,7 @@ def test_import_moved_shares_that_come_home_wait_here_again(
     names = refs(capsys)
     assert run("queue", "import", "y.age", "--yes") == 3
     printed = capsys.readouterr()
-    assert "0 shares are taken over" in printed.out
+    assert "0 shares are imported" in printed.out
     assert "4 are left: they wait here already" in printed.err
     assert len(names) == 4
     for ref in names:

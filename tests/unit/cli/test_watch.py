@@ -67,14 +67,14 @@ def shown(state: dict[str, Any] | None, width: int = 80, gone: str | None = None
 def test_a_wide_screen_has_a_line_a_round() -> None:
     lines = shown(STATE).splitlines()
     assert lines[0].startswith("ready  height 1234  circuit k10  2026-11-21")
-    assert " ".join(lines[2].split()) == "round status ends in waiting proving sent counted failed needed"
+    assert " ".join(lines[2].split()) == "round status ends in waiting proving sent conf. failed needed"
     assert " ".join(lines[3].split()) == "3fa2c9d1 active 51 min 412 2 3 1020 0 38 min"
     assert lines[4].startswith("  due     ▁ █▂▂")
     assert lines[5].strip() == "now to 60 min, at most 8 in a minute; 120 later"
     text = "\n".join(lines)
-    assert "3 in hand, 2 at once, 0.18 s a proof" in text
-    assert "proof begun  half within 12 ms, 99 % within 40 ms" in text
-    assert "proof sent   half within -, 99 % within 25 s" in text
+    assert "3 in progress, 2 concurrent, 0.18 s per proof" in text
+    assert "proof start  median 12 ms, p99 40 ms" in text
+    assert "proof sent   median -, p99 25 s" in text
     assert "a.example:1317 ok" in text
     assert "b.example:1317 newest block is 120 s old [2J" in text, "nothing moves the cursor"
     assert "13:33:10 proof timed out (3)" in text
@@ -83,7 +83,7 @@ def test_a_wide_screen_has_a_line_a_round() -> None:
 def test_a_narrow_screen_has_some_lines_a_round() -> None:
     lines = shown(STATE, 40).splitlines()
     at = lines.index("3fa2c9d1 active, 51 min left")
-    assert lines[at + 1 : at + 3] == [" 412 wait, 38 min needed", " 2 proving, 3 sent, 1020 counted"]
+    assert lines[at + 1 : at + 3] == [" 412 waiting, 38 min needed", " 2 proving, 3 sent, 1020 confirmed"]
     assert max(len(line) for line in lines[at : at + 4]) <= 40
     assert "60 min, at most 9 in 3 min" in "\n".join(lines)
     assert lines[0] == "ready  1234  13:33:20"
@@ -125,7 +125,7 @@ def test_what_holds_it_up_is_told_first() -> None:
     ]
     assert shown(changed(ready=False)).startswith("starting")
     gone = shown(STATE, gone="nobody answers on helper.sock").splitlines()
-    assert gone[:2] == ["no helper tells anything; trying again", "nobody answers on helper.sock"]
+    assert gone[:2] == ["helper not reachable; retrying", "nobody answers on helper.sock"]
     assert gone[2].startswith("was ready")
     assert shown(None, gone="x").splitlines()[1:] == ["x"]
 
@@ -167,7 +167,7 @@ def test_in_a_low_terminal_rounds_with_nothing_to_do_give_way_first() -> None:
 def test_rounds_without_shares_that_are_over_are_left_out() -> None:
     empty = {**ROUND, **dict.fromkeys(("waiting", "proving", "broadcast", "confirmed", "failed", "later"), 0)}
     over = {**empty, "status": 3, "due_per_minute": [0] * 60}
-    assert "no round is open" in shown(changed(rounds=[over]))
+    assert "no open rounds" in shown(changed(rounds=[over]))
     tallied = {**over, "confirmed": 5, "seconds_needed": None, "vote_end_time": NOW - 5}
     assert "finalized    ended" in shown(changed(rounds=[tallied]))
     assert "1 failed" in shown(changed(rounds=[{**over, "failed": 1}]), 40)
@@ -184,7 +184,7 @@ def test_bars(values: list[int], text: str) -> None:
 def test_a_state_as_cells() -> None:
     found = dict(zip(COLUMNS, cells(STATE), strict=True))
     assert found["how"] == "ready"
-    assert (found["waiting"], found["confirmed"], found["nodes of use"]) == (412, 1020, "1/2")
+    assert (found["waiting"], found["confirmed"], found["usable nodes"]) == (412, 1020, "1/2")
     assert dict(zip(COLUMNS, cells(changed(paused="why")), strict=True))["paused"] == "why"
 
 
