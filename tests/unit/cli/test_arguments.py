@@ -69,7 +69,7 @@ def test_a_time_is_what_tables_show_or_from_now(text: str, second: str) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "5min", "+5", "+5 weeks", "-1"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="due_before must be a time"):
+    with pytest.raises(ValueError, match="due_before must be unix seconds"):
         parse_due_before(text, NOW)
 
 

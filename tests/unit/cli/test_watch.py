@@ -70,7 +70,7 @@ def test_a_wide_screen_has_a_line_a_round() -> None:
     assert " ".join(lines[2].split()) == "round status ends in waiting proving sent conf. failed needed"
     assert " ".join(lines[3].split()) == "3fa2c9d1 active 51 min 412 2 3 1020 0 38 min"
     assert lines[4].startswith("  due     ▁ █▂▂")
-    assert lines[5].strip() == "now to 60 min, at most 8 in a minute; 120 later"
+    assert lines[5].strip() == "now to 60 min, at most 8 in 1 min; 120 later"
     text = "\n".join(lines)
     assert "3 in progress, 2 concurrent, 0.18 s per proof" in text
     assert "proof start  median 12 ms, p99 40 ms" in text
@@ -93,7 +93,7 @@ def test_a_narrow_screen_has_some_lines_a_round() -> None:
         "failed    13:33:10 proof",
         "          timed out (3)",
     ]
-    assert "begun 12 ms, p99 40 ms" in "\n".join(lines)
+    assert "start 12 ms, p99 40 ms" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("width", [20, 40, 72, 80, 200])
@@ -183,7 +183,7 @@ def test_bars(values: list[int], text: str) -> None:
 
 def test_a_state_as_cells() -> None:
     found = dict(zip(COLUMNS, cells(STATE), strict=True))
-    assert found["how"] == "ready"
+    assert found["status"] == "ready"
     assert (found["waiting"], found["confirmed"], found["usable nodes"]) == (412, 1020, "1/2")
     assert dict(zip(COLUMNS, cells(changed(paused="why")), strict=True))["paused"] == "why"
 
