@@ -119,7 +119,7 @@ def verify(
 
     It shows that the proof holds for the public inputs under the circuit with this fingerprint, and that the
     transaction carries just these. It does not show that the chain counted the transaction, nor that the root is the
-    chain's: --online asks the nodes of [chain] nodes for that, and takes their word.
+    chain's: --online queries the nodes of [chain] endpoints for that, and trusts their answers.
     """
     from helper.operations import proof_bundle as bundles  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415

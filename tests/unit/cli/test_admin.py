@@ -54,7 +54,7 @@ def test_what_is_shown_is_a_registration_that_verifies(key_file: Path, capsys: p
 @pytest.mark.parametrize(
     ("status", "told", "code", "said"),
     [
-        (200, {"status": "registered"}, 0, "in staking already"),
+        (200, {"status": "registered"}, 0, "is registered: it is already a validator"),
         (200, {"status": "pending", "expires_at": 1_795_872_800}, 0, "2026-11-28 13:33:20 UTC"),
         (401, {"error": "signature: does not verify"}, 4, "does not verify"),
         (400, {"error": "url: names a host of a private network"}, 1, "private network"),

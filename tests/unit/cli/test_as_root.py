@@ -151,7 +151,7 @@ def test_export_after_interrupted_export_names_what_it_left(
     left.write_bytes(b"sealed")
     assert run("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
     said = capsys.readouterr().err
-    assert f"{left} is left of an interrupted export" in said
+    assert f"{left} remains from an interrupted export" in said
     assert left.read_bytes() == b"sealed"
 
 

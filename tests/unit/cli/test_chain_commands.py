@@ -48,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     ("arguments", "code", "words"),
     [
         (("tx", "lookup", "xyz"), 2, "HASH must be 64 hex"),
-        (("tx", "lookup", "ab" * 32), 6, "no node can be asked"),
+        (("tx", "lookup", "ab" * 32), 6, "no node is usable"),
         (("proof", "export", "ab"), 2, "NULLIFIER must be 64 hex"),
         (("proof", "export", NULLIFIER, "--round", "ab"), 2, "round must be 64 hex"),
         (
@@ -56,20 +56,24 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
             6,
             "the vote could not be cast: http://127.0.0.1:9: ",
         ),
-        (("proof", "export", NULLIFIER, "--from-height", "5"), 2, "go together"),
-        (("proof", "export", NULLIFIER, "--from-height", "5", "--to-height", "4"), 2, "go together"),
+        (("proof", "export", NULLIFIER, "--from-height", "5"), 2, "must be given together, in ascending order"),
+        (
+            ("proof", "export", NULLIFIER, "--from-height", "5", "--to-height", "4"),
+            2,
+            "must be given together, in ascending order",
+        ),
         (("proof", "export", NULLIFIER), 6, "unreachable"),
         (("proof", "export", NULLIFIER, "--from", "archive"), 1, "[archive] place is not set"),
         (
             ("proof", "export", NULLIFIER, "--from", "archive", "--from-height", "5", "--to-height", "6"),
             2,
-            "--from archive asks for none of them",
+            "--from-height searches the chain and cannot be used with --from archive",
         ),
         (("proof", "verify", "nowhere.zip"), 5, "nowhere.zip"),
-        (("proof", "verify", "."), 1, "could not be read"),
+        (("proof", "verify", "."), 1, "cannot read file"),
         (("proof", "verify", "bad.zip"), 1, "rejected: the proof is not valid"),
         (("proof", "verify", "junk.zip"), 1, "rejected: unreadable zip file"),
-        (("proof", "verify", "good.zip", "--online"), 6, "no node can be asked"),
+        (("proof", "verify", "good.zip", "--online"), 6, "no node is usable"),
         (("proof", "verify", "bad.zip", "--online"), 1, "is not valid"),
         (("rounds",), 5, "does not exist"),
     ],
@@ -139,7 +143,7 @@ def test_an_archive_is_asked_first_and_believed_only_where_all_of_it_holds(
         return
     assert run(*archive) == 1
     assert run("proof", "export", NULLIFIER) == 6, "the chain is asked instead, and not there"
-    assert "not from the archive: " in capsys.readouterr().err
+    assert "archive not usable: " in capsys.readouterr().err
 
 
 def test_rounds_table_shows_local_and_utc_end(

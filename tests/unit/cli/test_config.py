@@ -136,7 +136,7 @@ def test_validate_tells_every_problem_at_once(capsys: pytest.CaptureFixture[str]
 
 def test_validate_of_right_settings_is_ok(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "validate") == 0
-    assert capsys.readouterr().err == "the defaults: ok\n"
+    assert capsys.readouterr().err == "default settings: ok\n"
     Path("good.toml").write_text("[helper]\nport = 1\n")
     assert run("config", "validate", "good.toml", "--json") == 0
     assert last_json(capsys) == {"ok": True, "problems": []}
@@ -172,7 +172,7 @@ def test_validate_online_tells_of_every_node(
     assert run("config", "validate", "--online") == 0
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("ok    node a: chain one, height 7")
-    assert told[-1] == "the defaults: ok"
+    assert told[-1] == "default settings: ok"
 
     Looked(monkeypatch, a=None, b="unreachable")
     assert run("config", "validate", "--online", "--json") == 3
@@ -188,7 +188,7 @@ def test_validate_online_tells_of_every_node(
 
     Looked(monkeypatch, a="unreachable")
     assert run("config", "validate", "--online") == 6
-    assert "-> See whether the node runs" in capsys.readouterr().err
+    assert "-> Check that the node runs" in capsys.readouterr().err
 
 
 def test_validate_online_asks_nobody_by_settings_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:

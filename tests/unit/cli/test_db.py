@@ -111,10 +111,14 @@ def test_there_and_back_with_a_recipient(database: Path, tmp_path: Path, capsys:
         (("backup", "--output", "b.age", "--recipient", "age1x", "--passphrase-file", "short"), 2, "not both"),
         (("backup", "--output", "b.age", "--recipient", "age1x"), 1, "recipients"),
         (("backup", "--output", "queue.db", "--passphrase-file", "passphrase"), 1, "not a backup or export"),
-        (("backup", "--output", "b.age", "--passphrase-file", "passphrase", "--db", "none.db"), 5, "no database"),
+        (
+            ("backup", "--output", "b.age", "--passphrase-file", "passphrase", "--db", "none.db"),
+            5,
+            "database none.db does not exist",
+        ),
         (("restore", "nowhere.age", "--passphrase-file", "passphrase"), 5, "nowhere.age"),
         (("restore", "queue.db", "--passphrase-file", "passphrase"), 1, "not a backup or export"),
-        (("check", "--db", "none.db"), 5, "no database"),
+        (("check", "--db", "none.db"), 5, "database none.db does not exist"),
         (("check", "--db", "passphrase"), 1, "not a database"),
     ],
 )

@@ -107,7 +107,7 @@ def test_there_and_back_with_what_an_operator_is_told(here: Setting, capsys: pyt
 
     assert run("db", "copy", "--to", here.address, "--yes") == 0
     said = capsys.readouterr()
-    assert "2 live shares, 1 confirmed, compared row by row; the queue is here now" in said.out
+    assert "2 live shares, 1 confirmed, compared row by row; the move is finished" in said.out
     assert re.search(r"settings: \[store\] url = \"postgresql://tests@", said.err)
     assert f"db copy --erase --from {here.file}" in said.err
     assert here.everything("postgresql") == before
@@ -121,7 +121,7 @@ def test_there_and_back_with_what_an_operator_is_told(here: Setting, capsys: pyt
     assert run("db", "copy", "--to", here.address, "--yes") == 1
     assert "was moved to" in capsys.readouterr().err
 
-    for after, would in (("--erase", "would be deleted"), ("--undo", "would be served again here")):
+    for after, would in (("--erase", "would be deleted"), ("--undo", "would be used again")):
         assert run("db", "copy", after, "--dry-run") == 0
         plan = capsys.readouterr().out
         assert would in plan
@@ -164,7 +164,7 @@ def test_it_waits_for_the_end_of_a_running_helper(
     here: Setting, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db_copy, "PAUSE", 0.01)
-    monkeypatch.setattr(db_copy, "LOOKS", 2)
+    monkeypatch.setattr(db_copy, "CATCH_UP_INTERVAL", 2)
 
     async def go() -> None:
         store = SqliteStore(here.file)

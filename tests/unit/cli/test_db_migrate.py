@@ -70,7 +70,7 @@ def test_it_is_backed_up_then_migrated_and_the_way_back_is_there(
     assert (answer["migrated"], answer["backup"]) == (True, str(backup))
     assert version(old) == NEWEST
     assert run("db", "migrate", "--db", str(old), "--no-backup", "--yes") == 0
-    assert f"schema {NEWEST} is the newest" in capsys.readouterr().out
+    assert f"schema {NEWEST} is up to date" in capsys.readouterr().out
     there = tmp_path / "there.db"
     assert run("db", "restore", str(backup), "--identity", str(keys), "--db", str(there)) == 0
     assert version(there) == 1

@@ -138,7 +138,7 @@ def test_shares_can_be_named_or_narrowed(source: str, capsys: pytest.CaptureFixt
 def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
     live.desk.judge.closed.add(ROUND_ID)
     assert run("queue", "retry", "--yes") == 1
-    assert "the chain has closed their round" in capsys.readouterr().err
+    assert "2 not retried: round closed" in capsys.readouterr().err
     assert run("queue", "retry", "--dry-run", "--json") == 1
     assert told(capsys)["closed"] == 2
 
@@ -159,8 +159,8 @@ def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.Capt
         (("purge", "--round", ROUND_ID.hex(), "--yes"), 1, "chain has not closed"),
         (("purge", "--round", ROUND_ID.hex(), "--dry-run"), 1, "chain has not closed"),
         (("audit", "--limit", "0"), 2, "limit"),
-        (("export", "--output", "x.age", "--stage", "tree"), 5, "no such share"),
-        (("export", "x?", "--output", "x.age"), 2, "share's name"),
+        (("export", "--output", "x.age", "--stage", "tree"), 5, "no matching share to export"),
+        (("export", "x?", "--output", "x.age"), 2, "a share reference must be"),
         (("import", "none.age", "--yes"), 5, "none.age"),
         (("import", str(DATABASE), "--yes"), 1, "not a backup or export"),
     ],
@@ -190,7 +190,7 @@ def test_on_a_terminal_it_is_asked(
 
         monkeypatch.setattr("typer.confirm", confirm)
         assert run("queue", "retry") == code
-    assert asked == ["Try 2 failed shares again?"] * 2
+    assert asked == ["Retry 2 failed shares?"] * 2
     assert "nothing was changed" in capsys.readouterr().err
     assert run("queue", "retry") == 0
     assert len(asked) == 2, "nothing failed, nothing is asked"
@@ -222,7 +222,7 @@ def test_a_closed_round_is_purged(live: Live, capsys: pytest.CaptureFixture[str]
 
     live.run(close)
     assert run("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0
-    assert capsys.readouterr().out == "4 failed would be erased with their round\n"
+    assert capsys.readouterr().out == "4 failed would be deleted with their round\n"
     assert run("queue", "purge", "--round", ROUND_ID.hex().upper(), "--yes", "--json") == 0
     assert told(capsys)["failed"] == 4
     assert states(capsys) == {}
@@ -287,7 +287,7 @@ def test_what_is_moved_is_left_alone_here_and_can_be_taken_back(
     source: str, there: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 0
-    assert "4 are left alone here" in capsys.readouterr().out
+    assert "4 are no longer processed here" in capsys.readouterr().out
     assert states(capsys) == {"failed": 4}
     assert run("queue", "export", "--output", "y.age") == 5, "nothing is left to export"
     assert run("queue", "import", "x.age", "--db", there, "--yes", *elsewhere()) == 0
@@ -327,7 +327,7 @@ def test_import_moved_shares_that_come_home_wait_here_again(
     assert run("queue", "import", "y.age", "--yes") == 3
     printed = capsys.readouterr()
     assert "0 shares are imported" in printed.out
-    assert "4 are left: they wait here already" in printed.err
+    assert "4 not imported: already queued here" in printed.err
     assert len(names) == 4
     for ref in names:
         assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
@@ -364,7 +364,7 @@ def test_an_export_that_is_refused_leaves_no_file(
     assert "may not be used" in capsys.readouterr().err
     assert list(Path().glob("*x.age*")) == []
     assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 4
-    assert "keep it" in capsys.readouterr().err
+    assert "keep this file" in capsys.readouterr().err
     assert len(list(Path().glob(".x.age*"))) == 1
 
 

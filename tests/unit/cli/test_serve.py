@@ -31,7 +31,7 @@ def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path)
     lock.release(clean=False)
     assert loaded == "[]"
     assert "another daemon has this database open" in said
-    assert "db_path of its own" in said
+    assert "set another db_path" in said
 
 
 def test_looking_at_the_lock_changes_nothing(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def test_in_a_narrow_terminal_each_value_has_its_line(database: Path) -> N
         assert await narrow.ended() == 0
     lines = narrow.lines
     assert "failed: 2000" in lines
-    assert "why: the node did not answer" in lines
+    assert "reason: the node did not answer" in lines
     assert sum(line.startswith("share: ") and bool(REF.search(line)) for line in lines) == 2
     assert lines.count("state: failed") == 2
     assert not any(line.endswith("…") for line in lines), "nothing is cut off"

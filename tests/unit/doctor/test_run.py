@@ -225,7 +225,7 @@ async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatc
     (line,) = [finding for finding in report.findings if finding.subject == "helper"]
     assert (line.level, line.message) == (
         Level.FAIL,
-        "it accepts connections but does not answer: no answer within 0.3 s",
+        "it accepts connections but does not answer: no response within 0.3 s",
     )
     assert not report.has_hung_checks
 
