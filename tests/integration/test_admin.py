@@ -55,7 +55,10 @@ async def test_a_validator_waits_until_it_bonds(tmp_path: Path, http: httpx.Asyn
         body = signed(timestamp=int(time.time()))
         answer = await http.post(f"{helper.url}/api/register-validator", json=body)
         assert answer.json()["status"] == "pending"
-        (waiting,) = await registered(http, helper)
+        async with helper.patience("lists the registration"):
+            while not (listed := await registered(http, helper)):
+                await asyncio.sleep(0.05)
+        (waiting,) = listed
         assert waiting["operator_address"] == body["operator_address"]
         await chain.post(
             "/devnet/validators",

@@ -169,7 +169,7 @@ async def test_shares_can_go_to_several_helpers_all_at_once() -> None:
 async def test_votes_that_cannot_be_cast_say_why() -> None:
     async with running() as net:
         async with wallet_of(net, Helper()) as (wallet, _):
-            with pytest.raises(WalletError, match="not open"):
+            with pytest.raises(WalletError, match="does not accept votes"):
                 await wallet.cast_vote(bytes(32), 1, 1)
         round_id = await net.new_round(vote_end_time=START + 10)
         async with wallet_of(net, Helper()) as (wallet, _):

@@ -61,7 +61,7 @@ OPENING = """
 import asyncio, sys
 from pathlib import Path
 from helper.errors import StoreError
-from helper.store import SqliteStore
+from helper.store.sqlite.store import SqliteStore
 
 async def main():
     store = SqliteStore(Path(sys.argv[1]))
