@@ -533,6 +533,7 @@ class RoundRegistry:
             if known.status in OVER and self._is_settled(known.round_id):
                 await self._store.mark_closed(known.round_id, self.chain_now() or self._clock.now())
                 self._closed.add(known.round_id)
+                self.revision += 1
                 self._log.info("round_closed", round=known.round_id.hex()[:8], status=known.status.name)
         self._log_waiting(ended, needed)
 
