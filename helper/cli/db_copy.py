@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.output import Exit, emit_json, fail, map_errors_to_exit_codes, say
 from helper.cli.passphrase import permitted
 from helper.cli.settings import read_settings
 from helper.clock import SystemClock

@@ -7,12 +7,14 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Final, NoReturn
 
 import orjson
 
 from helper.core.text import clean_text
+from helper.errors import BucketError, BucketRefused, ChainUnavailable, DaemonSilent, NothingThere, StoreUnreachable
 
 _UNLIMITED: Final = 10_000
 _RAW_CONTROL: Final = re.compile("[\x7f-\x9f]")
@@ -114,3 +116,23 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
 def one_line(value: object) -> str:
     """Format a value on one line, without control characters (`clean_text`)."""
     return "-" if value is None else clean_text(str(value))
+
+
+@contextmanager
+def map_errors_to_exit_codes() -> Iterator[None]:
+    """End the command with 2 (invalid argument), 4 (no permission), 5 (not found) or 6 (unreachable).
+
+    All other `HelperError`s end the command with 1 (`helper.cli.main`).
+    """
+    try:
+        yield
+    except NothingThere as error:
+        fail(f"{error}\n{error.advice}", Exit.NOT_FOUND)
+    except BucketRefused as error:
+        fail(f"{error}\n{error.advice}", Exit.NOT_AUTHORISED)
+    except (DaemonSilent, ChainUnavailable, BucketError, StoreUnreachable) as error:
+        fail(f"{error}\n{error.advice}", Exit.UNREACHABLE)
+    except PermissionError as error:
+        fail(str(error), Exit.NOT_AUTHORISED)
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)

@@ -11,9 +11,8 @@ import anyio
 import typer
 
 from helper.cli.arguments import resolve_round
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit_json, emit_table, fail, say
+from helper.cli.output import emit_json, emit_table, fail, map_errors_to_exit_codes, say
 from helper.cli.passphrase import permitted
 from helper.cli.target import Target
 from helper.errors import BucketError, ConfigError, HelperError, NothingThere, ProofBundleError

@@ -11,7 +11,6 @@ import typer
 
 from helper.cli import queue_actions, queue_output, queue_transfer
 from helper.cli.arguments import wanted
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -21,7 +20,7 @@ from helper.cli.options import (
     StageOption,
     StateOption,
 )
-from helper.cli.output import emit_json
+from helper.cli.output import emit_json, map_errors_to_exit_codes
 from helper.cli.queue_watch import watch
 from helper.cli.target import Target
 from helper.clock import SystemClock

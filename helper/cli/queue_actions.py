@@ -10,7 +10,6 @@ import typer
 from helper.cli import queue_output
 from helper.cli.arguments import resolve_round, wanted
 from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -20,7 +19,7 @@ from helper.cli.options import (
     StageOption,
     StateOption,
 )
-from helper.cli.output import Exit, emit_json, say
+from helper.cli.output import Exit, emit_json, map_errors_to_exit_codes, say
 from helper.cli.target import Target
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process

@@ -13,7 +13,6 @@ import typer
 from helper.cli import queue_output
 from helper.cli.arguments import wanted
 from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.operator_api import need_database
 from helper.cli.options import (
     ConfigOption,
@@ -24,7 +23,7 @@ from helper.cli.options import (
     StageOption,
     StateOption,
 )
-from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.output import Exit, emit_json, fail, map_errors_to_exit_codes, say
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.queue_actions import RefsArgument
 from helper.cli.settings import database_file

@@ -7,9 +7,8 @@ from typing import Any
 
 import typer
 
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit_json, emit_table, say
+from helper.cli.output import emit_json, emit_table, map_errors_to_exit_codes, say
 from helper.cli.target import Target
 from helper.core.time_text import format_duration, format_time
 

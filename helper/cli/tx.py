@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from helper.cli.exit_codes import map_errors_to_exit_codes
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, emit_json, emit_table, fail
+from helper.cli.output import Exit, emit_json, emit_table, fail, map_errors_to_exit_codes
 from helper.server.views import parse_hex32
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from helper.config import toml_lines
 from helper.config.discovery import CREDENTIALS, ENV_PREFIX, NOT_SETTINGS, variable_of
 from helper.config.model import Config, contradictions
 from helper.config.value_text import SECTIONS, explain, from_text
-from helper.core.environment import CREDENTIALS_DIRECTORY
 from helper.errors import ConfigError
+from helper.object_store.credentials import CREDENTIALS_DIRECTORY
 
 Key = tuple[str, str]
 """Section and key."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from helper.core.environment import CREDENTIALS_DIRECTORY
 from helper.errors import ConfigError
 
+CREDENTIALS_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"
+"""Environment variable: the directory of the credentials that a service manager passes (systemd.exec(5))."""
 CREDENTIAL: Final = "s3-credentials"
 """Name of the file as a systemd credential (systemd.exec(5), LoadCredential)."""
 SHARED: Final = "AWS_SHARED_CREDENTIALS_FILE"
