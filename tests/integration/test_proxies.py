@@ -141,7 +141,7 @@ def caddy(folder: Path, port: int, behind: int, *, forwards_upgrade: bool = Fals
             **{
                 "helper.example.org {": f"https://localhost:{port} {{\n\ttls internal",
                 "127.0.0.1:8090": f"127.0.0.1:{behind}",
-                "{\n\t# Caddy's own": f"{{\n\t{alone}\n\t# Caddy's own",
+                "{\n\t# Log only errors": f"{{\n\t{alone}\n\t# Log only errors",
                 **({"\t\theader_up -Connection\n\t\theader_up -Upgrade\n": ""} if forwards_upgrade else {}),
             },
         )

@@ -39,11 +39,11 @@ async def test_the_screen_follows_the_queue_and_outlives_the_helper(tmp_path: Pa
 
             await helper.kill()
             for screen in (wide, narrow):
-                await screen.shows("says that it is gone", lambda text: "trying again" in text)
+                await screen.shows("says that it is gone", lambda text: "not reachable" in text)
                 assert round_id.hex()[:8] in screen.text, "what was known last is still there"
             await helper.start()
             for screen in (wide, narrow):
-                await screen.shows("follows again", lambda text: "trying again" not in text and "ready" in text)
+                await screen.shows("follows again", lambda text: "not reachable" not in text and "ready" in text)
 
             assert await wide.interrupt() == 0
             assert await narrow.interrupt() == 0
