@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import capacity_table
-from bench.plot import growth
+from bench.plot import plot_growth
 from bench.table import ROWS, Row, told
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def render(document: str) -> str:
 
 def picture() -> str:
     """The plot."""
-    return growth(_read("growth.json"))
+    return plot_growth(_read("growth.json"))
 
 
 def _read(name: str) -> list[dict[str, Any]]:

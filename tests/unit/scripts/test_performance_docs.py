@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.plot import growth
+from bench.plot import plot_growth
 from bench.table import MEASURES, ROWS, against_empty, by_hosts, each, exponent, holds, largest, of_two, told
 from scripts.performance_docs import DOCUMENT, PICTURE, picture, render
 
@@ -59,16 +59,17 @@ def test_a_line_tells_goal_figure_spread_and_whether_it_holds() -> None:
     assert told(row.figure([])) == (row.name, "≤ 30 ms", "not measured", "–")
 
 
-def test_the_plot_names_its_curves_and_leaves_out_those_without_points() -> None:
-    drawn = growth(
+def test_plot_growth_draws_curves_with_points_and_leaves_out_the_others() -> None:
+    svg = plot_growth(
         [
             {"name": "a path < a root", "power": 1, "points": [(10, 1.0), (100, 3.0)]},
             {"name": "nothing", "power": 1, "points": []},
         ]
     )
-    assert "a path &lt; a root" in drawn
-    assert drawn.count("<polyline") == 1
-    assert "nothing" not in drawn
+    assert "a path &lt; a root" in svg
+    assert "#1f77b4" in svg, "the colour of the first curve"
+    assert "#ff7f0e" not in svg, "there is no second curve"
+    assert "nothing" not in svg
 
 
 def test_runs_of_several_hosts_and_of_several_processes_stand_beside_each_other() -> None:
