@@ -161,10 +161,6 @@ class ChainSection(Section):
         description='CometBFT RPC addresses of the same nodes in the same order, "" for a node without one. '
         "Optional; reduces the number of requests.",
     )
-    own: Switch = Field(
-        False,
-        description="All these nodes are yours, and may receive requests about shares that are not public yet.",
-    )
     chain_id: Text = Field("", description="Expected chain id; empty accepts the id of the first response.")
     poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Longest interval between checks for a new block.")
     stale_seconds: Number = Field(

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from helper.core.share import Share, ShareState
 
-REF_CHARS = 12
-"""Hex characters of a share's mac in the reference that operators see."""
 MIN_REF_CHARS = 6
 """Minimum length of a reference prefix in a lookup."""
 

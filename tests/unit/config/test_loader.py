@@ -226,7 +226,7 @@ level.x = 1
     env = {
         "SVOTE_HELPER_HELPER_PROT": "1",
         "SVOTE_HELPER_HELPER_DISABLE": "maybe",
-        "SVOTE_HELPER_CHAIN_OWN": "2",
+        "SVOTE_HELPER_HELPER_EXPOSE_QUEUE_STATUS": "2",
         "SVOTE_HELPER_CONFIG": "x",
     }
     found = {(p.line, p.key): p for p in problems(tmp_path, text, env)}
@@ -247,7 +247,7 @@ level.x = 1
     assert told[22, "log.level"][0].startswith("must be one of")
     assert told[None, "SVOTE_HELPER_HELPER_PROT"] == ("unknown variable", "SVOTE_HELPER_HELPER_PORT")
     assert told[None, "helper.disable"] == ("must be true or false", None)
-    assert told[None, "chain.own"] == ("must be true or false", None)
+    assert told[None, "helper.expose_queue_status"] == ("must be true or false", None)
     assert len(told) == 17
 
 
