@@ -48,6 +48,7 @@ from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
 from helper.runtime.maintenance import Maintenance
 from helper.runtime.supervisor import supervise, unless
+from helper.server.action_views import RoundState
 from helper.server.routes.operator import round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
@@ -254,7 +255,7 @@ class Service:
             checks=self.vitals.checks,
             stats=self.stats,
             operators=[
-                rounds_route(self.store, lambda: round_states(self.rounds, self.trees.size), self._chain_now),
+                rounds_route(self.store, self._round_states, self._chain_now),
                 *operator_action_routes(self.operations),
             ],
         )
@@ -264,6 +265,9 @@ class Service:
     def _is_leader(self) -> bool:
         """Whether this host runs the tasks that only one host runs."""
         return self.lease is None or self.lease.held
+
+    async def _round_states(self) -> list[RoundState]:
+        return round_states(self.rounds, self.trees.size)
 
     def _chain_now(self) -> float:
         return self.rounds.chain_now() or self.clock.now()

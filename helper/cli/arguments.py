@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from helper.cli.target import Target
+from helper.cli.operator_api import OperatorApi
 from helper.errors import NothingThere
 
 _MIN_PREFIX: Final = 6
@@ -14,11 +14,11 @@ _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
-def wanted(target: Target, round_id: str, state: str, due_before: str, stage: str, *, now: float) -> dict[str, str]:
+def wanted(api: OperatorApi, round_id: str, state: str, due_before: str, stage: str, *, now: float) -> dict[str, str]:
     """Return the filter options as query parameters of the operator API.
 
     Args:
-        target: the queue; its rounds are listed to resolve a round's prefix.
+        api: lists the queue's rounds, to resolve a round's prefix.
         round_id: 64 hex characters, or a prefix of at least 6; empty for any.
         state: name of a state, validated by the operator API.
         due_before: see `parse_due_before`; empty for any.
@@ -30,21 +30,21 @@ def wanted(target: Target, round_id: str, state: str, due_before: str, stage: st
         NothingThere: no known round has this prefix, or there is no queue.
     """
     return {
-        "round": resolve_round(target, round_id),
+        "round": resolve_round(api, round_id),
         "state": state,
         "due_before": parse_due_before(due_before, now),
         "stage": stage,
     }
 
 
-def resolve_round(target: Target, text: str) -> str:
+def resolve_round(api: OperatorApi, text: str) -> str:
     """Return the full id of the known round with this prefix. A full id and "" are returned unchanged."""
     prefix = text.lower()
     if not prefix or len(prefix) >= 64:
         return prefix
     if len(prefix) < _MIN_PREFIX or not re.fullmatch("[0-9a-f]+", prefix):
         raise ValueError(f"round must be 64 hex characters, or a prefix of at least {_MIN_PREFIX} of a known round")
-    matches = [str(row["round"]) for row in target.ask("/rounds")["rounds"] if row["round"].startswith(prefix)]
+    matches = [str(row["round"]) for row in api.get("/rounds")["rounds"] if row["round"].startswith(prefix)]
     if not matches:
         raise NothingThere(f"no known round begins with {prefix}")
     if len(matches) > 1:

@@ -1,18 +1,108 @@
-"""Runs operator actions on the database file while no daemon runs, holding the daemon's lock."""
+"""Serves the operator API in this process on the database file, while no daemon runs.
+
+Queries open the file read-only. Actions open it as the daemon does, under the same lock, and are recorded for the user
+who runs the command, not for the owner of the file.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import proofs
-from helper.operations.actions import Operations
-from helper.server.peer_credentials import user_name
-from helper.store.action_rows import Actor
-from helper.store.sqlite.store import SqliteStore
-from helper.store.store import Store
+import anyio
+import httpx
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from helper.clock import SystemClock
+from helper.observability import log_config
+from helper.runtime.http_client import create_async_client
+from helper.runtime.privileges import acting_as_owner
+from helper.server.peer_credentials import KEY, Peer
+from helper.server.routes.operator import create_operator_app, rounds_route, stored_round_states
+from helper.store.queue_reader import QueueReader
+from helper.store.sqlite.reader import open_queue_file
+
+if TYPE_CHECKING:
+    from helper.store.store import Store
+
+
+def request_file(database: Path, target: str, body: bytes | Iterable[bytes] | None) -> tuple[int, bytes]:
+    """Serve `GET target`, or `POST target` with a body; return the response's status and body.
+
+    Args:
+        database: the database file.
+        target: path and query.
+        body: the request's body, or chunks of it.
+
+    Raises:
+        StoreLocked: a daemon has the file open, and the request is an action.
+        StoreError: the file cannot be opened.
+    """
+    log_config.configure("warning")
+    return anyio.run(_request, database, target, body)
+
+
+async def _request(database: Path, target: str, body: bytes | Iterable[bytes] | None) -> tuple[int, bytes]:
+    opened = _open_for_query(database) if body is None else _open_for_action(database)
+    async with opened as app:
+        transport, no_timeout = httpx.ASGITransport(_as_this_user(app)), httpx.Timeout(None)
+        async with create_async_client(transport=transport, base_url="http://file", timeout=no_timeout) as client:
+            if body is None:
+                response = await client.get(target)
+            else:
+                response = await client.post(target, content=body if isinstance(body, bytes) else _stream(body))
+    return response.status_code, response.content
+
+
+@asynccontextmanager
+async def _open_for_query(database: Path) -> AsyncIterator[ASGIApp]:
+    with acting_as_owner(database):
+        async with open_queue_file(database) as queue:
+            yield _create_app(queue)
+
+
+@asynccontextmanager
+async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
+    # Imported here: these load native code, which queries do not need. Not below: see `acting_as_owner`.
+    import proofs  # noqa: PLC0415
+    from helper.operations.actions import Operations  # noqa: PLC0415
+    from helper.server.routes.operator_actions import operator_action_routes  # noqa: PLC0415
+    from helper.store.sqlite.store import SqliteStore  # noqa: PLC0415
+
+    with acting_as_owner(database):
+        store = SqliteStore(database)
+        await store.open()
+        try:
+            operations = Operations(
+                store=store, judge=FileJudge(store), checks=proofs, wake=lambda: None, running=False
+            )
+            yield _create_app(store, operator_action_routes(operations, source="file"))
+        finally:
+            await store.close()
+
+
+def _create_app(queue: QueueReader, actions: Sequence[Route] = ()) -> ASGIApp:
+    rounds = rounds_route(queue, lambda: stored_round_states(queue), SystemClock().now, source="file")
+    return create_operator_app(queue, source="file", more=[rounds, *actions])
+
+
+def _as_this_user(app: ASGIApp) -> ASGIApp:
+    """Add the user of this process to each request, as the control socket does with its peer."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        peer = Peer(os.getpid(), os.getuid(), os.getgid())
+        await app({**scope, "state": {KEY: peer}}, receive, send)
+
+    return serve
+
+
+async def _stream(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
 class FileJudge:
@@ -31,24 +121,3 @@ class FileJudge:
 
     def forget(self, round_id: bytes) -> None:
         """Do nothing: there is no cache."""
-
-
-@asynccontextmanager
-async def operations_on(database: Path) -> AsyncIterator[Operations]:
-    """Open the database for operator actions.
-
-    Raises:
-        StoreLocked: a daemon has it open.
-        StoreError: it is not usable.
-    """
-    store = SqliteStore(database)
-    await store.open()
-    try:
-        yield Operations(store=store, judge=FileJudge(store), checks=proofs, wake=lambda: None, running=False)
-    finally:
-        await store.close()
-
-
-def this_user() -> Actor:
-    """Return the user who runs this command, not the owner of the database."""
-    return Actor(os.getuid(), user_name(os.getuid()), "file")

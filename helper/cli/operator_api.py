@@ -1,144 +1,136 @@
-"""Operator requests, answered by the daemon over its control socket, else from the database file.
+"""Client of the operator API: of the running daemon, or of its database file while none runs.
 
-Both return the same JSON, except for `source` and for values that only a running daemon knows. Queries do not change
-the file; actions hold the daemon's lock (`helper.cli.offline`).
+Both serve the same routes. The daemon serves them on its control socket. Without a daemon, `helper.cli.offline` serves
+them in this process; `source` in a response says which one it was. Queries do not change the file, and actions hold the
+daemon's lock.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
-import anyio
-import httpx
+from helper.cli.settings import read_settings
+from helper.errors import ActionRefused, DaemonError, DaemonSilent, HelperError, NothingThere
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control
 
-from helper.clock import SystemClock
-from helper.errors import ActionRefused, DaemonError, DaemonSilent, NothingThere
-from helper.runtime.http_client import create_client
-from helper.runtime.privileges import acting_as_owner
-
-ASK_SECONDS: Final = 10.0
+QUERY_SECONDS: Final = 10.0
 """Timeout of a query."""
-ACT_SECONDS: Final = 3600.0
+ACTION_SECONDS: Final = 3600.0
 """Timeout of an action; on a large queue it takes minutes, as it runs in small transactions."""
 
 
-def ask(socket_path: Path, database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Answer a query from the daemon on `socket_path`, or from the file if no daemon listens.
+@dataclass(frozen=True, slots=True)
+class OperatorApi:
+    """Operator API of one queue.
 
-    Args:
-        socket_path: the control socket.
-        database: the daemon's database.
-        path: `/queue`, `/queue/REF`, `/stats`, `/rounds` or `/actions`.
-        query: query parameters of the operator API.
-
-    Raises:
-        NothingThere: the share or the database does not exist.
-        ValueError: the query is invalid.
-        PermissionError: this user may not use the socket or the file.
-        HelperError: the daemon or the file returned an error.
+    Attributes:
+        socket: the daemon's control socket.
+        database: its database.
+        shared: the queue is in a shared database instead, which only a running helper can query.
     """
-    if is_daemon_listening(socket_path):
-        return _request(socket_path, "GET", path, query)
-    need_database(socket_path, database)
-    if not os.access(database, os.R_OK):
-        raise PermissionError(f"no permission to read {database}")
-    return anyio.run(_ask_file, database, path, query)
 
+    socket: Path
+    database: Path
+    shared: bool = False
 
-def tell(
-    socket_path: Path, path: str, body: Mapping[str, Any] | Iterable[bytes], query: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Request an action of the daemon.
+    @classmethod
+    def of(cls, config: Path | None, db: Path | None) -> OperatorApi:
+        """Create a client from the settings and the `--db` flag."""
+        settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
+        return cls(settings.socket_path, settings.db_path, bool(settings.store.url) and db is None)
 
-    Args:
-        socket_path: its control socket.
-        path: path of the action.
-        body: JSON object, or chunks of a stream.
-        query: query parameters.
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the response to a query.
 
-    Raises:
-        HelperError, ValueError, PermissionError: as `ask`; `ActionRefused` if the current state does not allow it.
-    """
-    return _request(socket_path, "POST", path, query or {}, body)
+        Args:
+            path: `/queue`, `/queue/REF`, `/stats`, `/rounds`, `/spent/NULLIFIER` or `/actions`.
+            query: query parameters; empty ones are left out.
 
+        Raises:
+            NothingThere: the share or the database does not exist.
+            ValueError: the query is invalid.
+            PermissionError: this user may not use the socket or the file.
+            HelperError: the daemon or the file returned an error.
+        """
+        return self._request(path, query or {}, None)
 
-def need_database(socket_path: Path, database: Path) -> None:
-    """Raise NothingThere if there is neither a daemon nor a database."""
-    if not database.exists():
-        raise NothingThere(
-            f"no daemon answers on {socket_path}, and database {database} does not exist",
-            advice="Start the helper, or give its settings (--config) or its database (--db).",
-        )
+    def post(
+        self, path: str, body: Mapping[str, Any] | Iterable[bytes], query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Perform an action and return its result.
 
+        Args:
+            path: path of the action.
+            body: JSON object, or chunks of a stream.
+            query: query parameters; empty ones are left out.
 
-def is_daemon_listening(path: Path) -> bool:
-    """Report whether a daemon accepts connections on this socket; the file may be left from a crash."""
-    with socket.socket(socket.AF_UNIX) as probe:
+        Raises:
+            ActionRefused: the current state does not allow it.
+            HelperError, ValueError, PermissionError: as `get`.
+        """
+        return self._request(path, query or {}, json.dumps(body).encode() if isinstance(body, Mapping) else body)
+
+    def require_database(self) -> None:
+        """Raise NothingThere if the queue is in no file that this host has."""
+        if self.shared:
+            raise NothingThere(
+                f"no daemon answers on {self.socket}, and the queue is in a shared database",
+                advice="Run this on a host with a running helper; each answers for the whole queue.",
+            )
+        if not self.database.exists():
+            raise NothingThere(
+                f"no daemon answers on {self.socket}, and database {self.database} does not exist",
+                advice="Start the helper, or give its settings (--config) or its database (--db).",
+            )
+
+    def _request(self, path: str, query: Mapping[str, str], body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
+        parameters = urlencode({name: value for name, value in query.items() if value})
+        target = f"{path}?{parameters}" if parameters else path
+        timeout = QUERY_SECONDS if body is None else ACTION_SECONDS
         try:
-            probe.connect(str(path))
-        except PermissionError:
-            raise PermissionError(f"no permission to use {path}") from None
-        except OSError:
-            return False
-    return True
+            status, content = ask_control(self.socket, target, body, timeout=timeout)
+        except DaemonNotRunningError:
+            return self._request_file(target, body)
+        except DaemonUnresponsiveError as error:
+            raise DaemonSilent(f"the daemon on {self.socket} does not answer: {error}") from error
+        return _result(status, content, by_daemon=True)
+
+    def _request_file(self, target: str, body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
+        self.require_database()
+        if not os.access(self.database, os.R_OK if body is None else os.R_OK | os.W_OK):
+            raise PermissionError(f"no permission to {'read' if body is None else 'change'} {self.database}")
+        # Imported here: requests to a daemon do not need the routes and the store, which are slow to import.
+        from helper.cli.offline import request_file  # noqa: PLC0415
+
+        return _result(*request_file(self.database, target, body), by_daemon=False)
 
 
-def _request(
-    socket_path: Path,
-    method: str,
-    path: str,
-    query: Mapping[str, str],
-    body: Mapping[str, Any] | Iterable[bytes] | None = None,
-) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    if body is not None:
-        content = {"json": dict(body)} if isinstance(body, Mapping) else {"content": body}
-    timeout = ASK_SECONDS if body is None else httpx.Timeout(ACT_SECONDS, connect=ASK_SECONDS)
-    transport = httpx.HTTPTransport(uds=str(socket_path))
+def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
+    """Return a successful response; raise the error that an unsuccessful one stands for."""
     try:
-        with create_client(transport=transport, base_url="http://daemon", timeout=timeout) as client:
-            response = client.request(method, path, params=dict(query), **content)
-    except httpx.HTTPError as error:
-        raise DaemonSilent(f"the daemon on {socket_path} does not answer: {type(error).__name__}") from error
-    return _read(response)
-
-
-def _read(response: httpx.Response) -> dict[str, Any]:
-    try:
-        answer = response.json()
+        answer = json.loads(content)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
         raise DaemonError("unexpected response on the control socket")
-    if response.status_code == 200:
+    if status == 200:
         return answer
-    message, advice = str(answer.get("error", "")), answer.get("advice")
-    match response.status_code:
+    message, advice = str(answer.get("error", "")), answer.get("advice") or None
+    match status:
         case 400 | 413:
             raise ValueError(message)
         case 403:
             raise PermissionError(message)
         case 404:
-            raise NothingThere(message)
+            raise NothingThere(message, advice=advice)
         case 409 | 422:
-            raise ActionRefused(message, advice=str(advice) if advice else None)
-        case 503 if advice:
-            raise DaemonError(f"the daemon could not complete the action: {message}", advice=str(advice))
-    raise DaemonError(f"the daemon returned an error: {message}")
-
-
-async def _ask_file(database: Path, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    # imported here, as most queries go to a daemon
-    from helper.server.queue_responses import file_answer  # noqa: PLC0415
-    from helper.store.sqlite.reader import open_queue_file  # noqa: PLC0415
-
-    with acting_as_owner(database):
-        async with open_queue_file(database) as queue:
-            answer = await file_answer(queue, path, query, now=SystemClock().now())
-    if answer is None:
-        raise NothingThere("no share, or more than one, matches this name")
-    return answer
+            raise ActionRefused(message, advice=advice)
+    if by_daemon:
+        raise DaemonError(f"the daemon returned an error: {message}", advice=advice)
+    raise HelperError(message, advice=advice)

@@ -11,10 +11,10 @@ import anyio
 import typer
 
 from helper.cli.arguments import resolve_round
+from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit_json, emit_table, fail, map_errors_to_exit_codes, say
 from helper.cli.passphrase import permitted
-from helper.cli.target import Target
 from helper.errors import BucketError, ConfigError, HelperError, NothingThere, ProofBundleError
 from helper.runtime.privileges import acting_as_owner
 
@@ -85,7 +85,7 @@ def export(
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
     with --from chain, no one can.
     """
-    search = _search(Target.of(config, db), nullifier, round_id, from_height, to_height, source)
+    search = _search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
     with map_errors_to_exit_codes():
         evidence, source = anyio.run(_find, config, search)
         from helper.operations.proof_bundle import check, pack  # noqa: PLC0415
@@ -142,20 +142,20 @@ def verify(
         fail(f"rejected: {answer['reason']}")
 
 
-def _search(target: Target, nullifier: str, round_id: str, first: int, last: int, source: Source) -> Search:
+def _search(api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: Source) -> Search:
     """Create search parameters. If no round is given, look it up in the helper's known nullifiers."""
     from helper.server.views import parse_hex32, parse_round  # noqa: PLC0415
 
     with map_errors_to_exit_codes():
         nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
-        round_ids = [parse_round(resolve_round(target, round_id))] if round_id else []
+        round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
         if (first or last) and not 1 <= first <= last:
             raise ValueError("--from-height and --to-height must be given together, in ascending order")
         if first and source is Source.ARCHIVE:
             raise ValueError("--from-height searches the chain and cannot be used with --from archive")
         if not round_ids:
             try:
-                known = target.ask(f"/spent/{nullifier_bytes.hex()}")["rounds"]
+                known = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]
             except (HelperError, PermissionError):
                 known = []  # without a helper, search all rounds of the chain
             round_ids = [bytes.fromhex(round_hex) for round_hex in known]

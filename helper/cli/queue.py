@@ -1,7 +1,4 @@
-"""`svote-helper queue`: inspects and manages queued shares.
-
-Commands use the daemon if one runs, else the database file.
-"""
+"""`svote-helper queue`: inspects and manages queued shares."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import typer
 
 from helper.cli import queue_actions, queue_output, queue_transfer
 from helper.cli.arguments import wanted
+from helper.cli.operator_api import OperatorApi
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -22,7 +20,6 @@ from helper.cli.options import (
 )
 from helper.cli.output import emit_json, map_errors_to_exit_codes
 from helper.cli.queue_watch import watch
-from helper.cli.target import Target
 from helper.clock import SystemClock
 
 app = typer.Typer(help="Inspect and manage queued shares.")
@@ -41,10 +38,10 @@ def list_shares(
     json: JsonOption = False,
 ) -> None:
     """List shares in order of due time. With --state failed, show failure reasons first."""
-    target = Target.of(config, db)
+    api = OperatorApi.of(config, db)
     with map_errors_to_exit_codes():
-        query = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
-        answer = target.ask("/queue", {**query, "limit": limit})
+        query = wanted(api, round_id, state, due_before, stage, now=SystemClock().now())
+        answer = api.get("/queue", {**query, "limit": limit})
     if json:
         emit_json(answer)
     else:
@@ -62,7 +59,7 @@ def show(
     if not ref.isalnum() or not ref.isascii():  # other characters could form another path
         raise typer.BadParameter("a share's name consists of hex characters", param_hint="REF")
     with map_errors_to_exit_codes():
-        answer = Target.of(config, db).ask(f"/queue/{ref.lower()}")
+        answer = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")
     if json:
         emit_json(answer)
     else:
@@ -73,7 +70,7 @@ def show(
 def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Show shares by round and state, failures, and the state of the helper if it runs."""
     with map_errors_to_exit_codes():
-        answer = Target.of(config, db).ask("/stats")
+        answer = OperatorApi.of(config, db).get("/stats")
     if json:
         emit_json(answer)
     else:

@@ -1,15 +1,15 @@
-"""`svote-helper queue retry`, `purge` and `audit`, by the daemon or on the file."""
+"""`svote-helper queue retry`, `purge` and `audit`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from helper.cli import queue_output
 from helper.cli.arguments import resolve_round, wanted
 from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.operator_api import OperatorApi
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -20,14 +20,9 @@ from helper.cli.options import (
     StateOption,
 )
 from helper.cli.output import Exit, emit_json, map_errors_to_exit_codes, say
-from helper.cli.target import Target
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.server import views
-
-if TYPE_CHECKING:
-    from helper.operations.actions import Operations
-    from helper.store.action_rows import Actor
 
 RefsArgument = Annotated[
     list[str] | None,
@@ -55,15 +50,12 @@ def retry(
     Shares of closed rounds are not changed. Uses the running helper, or the database if none runs.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
-    target, refs = Target.of(config, db), shares or []
+    api, refs = OperatorApi.of(config, db), shares or []
     with map_errors_to_exit_codes():
-        conditions = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
+        conditions = wanted(api, round_id, state, due_before, stage, now=SystemClock().now())
 
     def do(*, dry: bool) -> dict[str, Any]:
-        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
-            return await operations.retry(actor, views.parse_filter(*conditions.values()), refs, dry=dry)
-
-        return target.act("/queue/retry", {**conditions, "refs": refs, "dry_run": dry}, on_file, dry=dry)
+        return api.post("/queue/retry", {**conditions, "refs": refs, "dry_run": dry})
 
     with map_errors_to_exit_codes():
         answer = do(dry=True) if dry_run or not yes else {"retried": 0}
@@ -96,17 +88,14 @@ def purge(
     must have found the round closed before it stopped.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
-    target = Target.of(config, db)
+    api = OperatorApi.of(config, db)
     with map_errors_to_exit_codes():
-        round_id = resolve_round(target, round_id)
+        round_id = resolve_round(api, round_id)
         path = f"/rounds/{views.parse_round(round_id).hex()}/purge"
     harden_process()
 
     def do(*, dry: bool) -> dict[str, Any]:
-        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
-            return await operations.purge(actor, views.parse_round(round_id), dry=dry)
-
-        return target.act(path, {"dry_run": dry}, on_file, dry=dry)
+        return api.post(path, {"dry_run": dry})
 
     with map_errors_to_exit_codes():
         answer = do(dry=True) if dry_run or not yes else {}
@@ -129,7 +118,7 @@ def audit(
 ) -> None:
     """Show the audit log of operator actions, latest first: user, time, action, result."""
     with map_errors_to_exit_codes():
-        answer = Target.of(config, db).ask("/actions", {"limit": limit})
+        answer = OperatorApi.of(config, db).get("/actions", {"limit": limit})
     if json:
         emit_json(answer)
     else:

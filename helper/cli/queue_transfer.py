@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from helper.cli import queue_output
 from helper.cli.arguments import wanted
 from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
-from helper.cli.operator_api import need_database
+from helper.cli.operator_api import OperatorApi
 from helper.cli.options import (
     ConfigOption,
     DbOption,
@@ -27,15 +27,12 @@ from helper.cli.output import Exit, emit_json, fail, map_errors_to_exit_codes, s
 from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
 from helper.cli.queue_actions import RefsArgument
 from helper.cli.settings import database_file
-from helper.cli.target import Target
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
 from helper.server import views
 
 if TYPE_CHECKING:
-    from helper.operations.actions import Operations
-    from helper.store.action_rows import Actor
     from helper.store.operations.export import Selection
 
 
@@ -64,12 +61,12 @@ def export(
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
     database_file(config, db)  # ends the command for a shared queue, which cannot be exported
-    target, refs = Target.of(config, db), [ref.lower() for ref in shares or []]
+    api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
     with map_errors_to_exit_codes(), permitted():
-        need_database(target.socket, target.database)
-        conditions = wanted(target, round_id, state, due_before, stage, now=SystemClock().now())
-        selection = _select(target.database, conditions, refs)
+        api.require_database()
+        conditions = wanted(api, round_id, state, due_before, stage, now=SystemClock().now())
+        selection = _select(api.database, conditions, refs)
     number = len(selection.carried)
     left = {why: selection.left[why] for why in ("damaged", "closed", "moved")}
     answer = {"output": str(output), "shares": number, "left": left, "move": move, "dry_run": dry_run}
@@ -79,9 +76,9 @@ def export(
         if move:
             consent(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
         sealed = _seal(selection, read_passphrase(passphrase_file, new=True))
-        body = {**conditions, "named": len(refs), "shares": number}
+        body = {**conditions, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
         with map_errors_to_exit_codes(), permitted():
-            answer |= {"bytes": len(sealed), **_write_and_record(target, output, sealed, selection, body, move=move)}
+            answer |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
     if json:
         emit_json(answer)
     else:
@@ -116,17 +113,10 @@ def _seal(selection: Selection, passphrase: str) -> bytes:
 
 
 def _write_and_record(
-    target: Target, output: Path, sealed: bytes, selection: Selection, body: Mapping[str, Any], *, move: bool
+    api: OperatorApi, output: Path, sealed: bytes, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
     """Put the export on record, and with `move` set the shares aside, between the file's bytes and its name."""
     from helper.store.backup import new_file  # noqa: PLC0415
-
-    conditions = views.parse_filter(*(str(body[name]) for name in ("round", "state", "due_before", "stage")))
-
-    async def on_file(operations: Operations, actor: Actor) -> Mapping[str, int]:
-        if move:
-            return await operations.hand_over(actor, conditions, int(body["named"]), selection.marks)
-        return await operations.note_export(actor, conditions, int(body["named"]), len(selection.carried))
 
     for left in sorted(output.parent.glob(".*.partial")):
         say(
@@ -135,7 +125,7 @@ def _write_and_record(
         )
     with new_file(output, sealed) as written:
         try:
-            return target.act("/queue/export", _with_marks(body, selection) if move else body, on_file)
+            return api.post("/queue/export", body)
         except BaseException:
             if move:
                 say(f"shares may have been moved to {written}: keep this file")
@@ -145,11 +135,12 @@ def _write_and_record(
             raise
 
 
-def _with_marks(body: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
+def _marks(selection: Selection) -> dict[str, str]:
+    """The rows of the selection, for the request that moves them."""
     from helper.server.routes.operator_actions import MARK  # noqa: PLC0415
 
     marks = b"".join(MARK.pack(number, check) for number, check in selection.marks)
-    return {**body, "marks": b64encode(marks).decode()}
+    return {"marks": b64encode(marks).decode()}
 
 
 def import_(
@@ -170,18 +161,12 @@ def import_(
     known here, so let a new helper read the chain first.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
-    target = Target.of(config, db)
+    api = OperatorApi.of(config, db)
     harden_process()
     lines = _open(file, passphrase_file)
 
     def do(*, dry: bool) -> dict[str, Any]:
-        async def on_file(operations: Operations, actor: Actor) -> Mapping[str, Any]:
-            from helper.server.action_views import import_facts  # noqa: PLC0415
-
-            return import_facts(await operations.import_shares(actor, _each(lines), dry=dry))
-
-        query = {"dry_run": "1"} if dry else {}
-        return target.act("/queue/import", _pieces(lines), on_file, dry=dry, query=query)
+        return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if dry else {})
 
     with map_errors_to_exit_codes():
         answer = do(dry=True) if dry_run or not yes else {}
@@ -208,13 +193,3 @@ def _open(file: Path, passphrase_file: Path | None) -> list[bytes]:
         if not needs_passphrase(sealed):
             fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
         return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()
-
-
-async def _each(lines: list[bytes]) -> AsyncIterator[bytes]:
-    for line in lines:
-        yield line
-
-
-def _pieces(lines: list[bytes]) -> Iterator[bytes]:
-    for line in lines:
-        yield line + b"\n"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption
 from helper.cli.output import Exit, fail, json_line, one_line, say
 from helper.cli.status_stream import StateEvent, StreamLost, follow, without_time
-from helper.cli.target import Target
 
 JsonLinesOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per line for each change (NDJSON).")
@@ -23,7 +23,7 @@ _DUMB: Final = frozenset({"", "dumb", "unknown"})
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
     """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Totals only."""
-    socket = Target.of(config, db).socket
+    socket = OperatorApi.of(config, db).socket
     stream = follow(socket)
     try:
         if json:

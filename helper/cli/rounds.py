@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
+from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import emit_json, emit_table, map_errors_to_exit_codes, say
-from helper.cli.target import Target
 from helper.core.time_text import format_duration, format_time
 
 app = typer.Typer()
@@ -22,7 +22,7 @@ _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """List known rounds: status, end, time left, shares by state, tree size."""
     with map_errors_to_exit_codes():
-        answer = Target.of(config, db).ask("/rounds")
+        answer = OperatorApi.of(config, db).get("/rounds")
     if json:
         emit_json(answer)
         return

@@ -20,7 +20,7 @@ from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NothingThere
 from helper.ingest.validator import ShareChecks
 from helper.operations.import_queue import import_shares
-from helper.store.action_rows import Action, Actor, ImportResult, RowMark
+from helper.store.action_rows import Actor, ImportResult, RowMark
 from helper.store.rows import QueueFilter
 from helper.store.store import Store
 
@@ -246,10 +246,6 @@ class Operations:
 
         counts = await self._act(actor, "purge", {"round": round_id.hex()}, work, dry=dry)
         return {**{state.name.lower(): 0 for state in ShareState}, **counts}
-
-    async def acts(self, limit: int) -> list[Action]:
-        """Return the latest entries of the audit log, newest first."""
-        return await self._store.actions(limit=limit)
 
     async def _act(
         self, actor: Actor, name: str, arguments: dict[str, Any], work: Work, *, dry: bool = False

@@ -1,12 +1,11 @@
-"""JSON of rounds and operator actions, for the daemon and for the database file alike. Pure."""
+"""JSON of rounds and of the audit log. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from helper.operations.actions import ImportReport
 from helper.server.views import Counts, Source, counts_json
 from helper.store.action_rows import Action
 
@@ -80,22 +79,3 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
             for action in actions
         ],
     }
-
-
-def import_facts(report: ImportReport) -> dict[str, Any]:
-    """The result of an import, for `act_json`: the counts, and the shares not imported with the reason."""
-    left = [
-        {
-            "number": share.number,
-            "ref": share.ref,
-            "round": None if share.round_id is None else share.round_id.hex(),
-            "reason": share.reason.value,
-        }
-        for share in report.left
-    ]
-    return {**report.counts, "left": left}
-
-
-def act_json(facts: Mapping[str, Any], *, dry: bool, source: Source) -> dict[str, Any]:
-    """The result of an action; of a dry run, what it would be."""
-    return {"source": source, "dry_run": dry, **facts}

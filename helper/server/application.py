@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from helper.server.body_reader import BodyReader
 from helper.server.fast_path import FastPath
-from helper.server.middleware import EXCEPTION_HANDLERS, CorsMiddleware, ErrorMiddleware
+from helper.server.middleware import CorsMiddleware, ErrorMiddleware, json_application
 from helper.server.openapi import ApiDescription, Holder
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter
 from helper.server.request_ids import RequestIds
@@ -93,7 +92,5 @@ def described(
 
 def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimiter | None = None) -> ASGIApp:
     """An application of these routes with error handlers and middleware."""
-    app = Starlette(routes=list(routes), exception_handlers=dict(EXCEPTION_HANDLERS))
-    # A path with an extra slash does not exist; Starlette would redirect it.
-    app.router.redirect_slashes = False
+    app = json_application(routes)
     return RequestIds(ErrorMiddleware(CorsMiddleware(app if limits is None else RateLimitMiddleware(app, limits))))

@@ -1,4 +1,4 @@
-"""Client of the daemon's control socket.
+"""HTTP client of the daemon's control socket.
 
 Uses only the standard library, so that commands start quickly. The socket's file mode controls access.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import http.client
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 PATIENCE: Final = 3.0
 """Timeout of a request in seconds."""
+CONNECT_SECONDS: Final = 10.0
+"""Longest timeout for connecting, in seconds."""
 
 
 class DaemonNotRunningError(Exception):
@@ -33,27 +35,31 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect to the socket's file."""
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
+        self.sock.settimeout(min(self.timeout or CONNECT_SECONDS, CONNECT_SECONDS))
         self.sock.connect(str(self._path))
+        self.sock.settimeout(self.timeout)
 
 
-def ask_control(path: Path, target: str, *, timeout: float = PATIENCE) -> tuple[int, bytes]:
-    """Send `GET target` to the daemon and return the response's status and body.
+def ask_control(
+    path: Path, target: str, body: bytes | Iterable[bytes] | None = None, *, timeout: float = PATIENCE
+) -> tuple[int, bytes]:
+    """Send `GET target` to the daemon, or `POST target` with a body; return the response's status and body.
 
     Args:
         path: the control socket.
         target: path and query.
+        body: the request's body, or chunks of it.
         timeout: seconds for each network operation.
 
     Raises:
-        DaemonNotRunningError: no process listens on the socket.
+        DaemonNotRunningError: no process listens on the socket; nothing of the body was read.
         PermissionError: this user may not use the socket.
         DaemonUnresponsiveError: no valid response.
     """
     connection = _Connection(path, timeout)
     try:
         _connect(connection, path)
-        return _exchange(connection, target)
+        return _exchange(connection, target, body)
     finally:
         connection.close()
 
@@ -107,14 +113,23 @@ def _connect(connection: _Connection, path: Path) -> None:
     try:
         connection.connect()
     except PermissionError:
-        raise
+        raise PermissionError(f"no permission to use {path}") from None
+    except (TimeoutError, BlockingIOError) as error:  # the queue of connections to a hung process is full
+        raise DaemonUnresponsiveError("it accepts no connections") from error
     except OSError as error:  # no such file, left behind by a crash, or a path too long for a socket
         raise DaemonNotRunningError(f"no daemon is listening on {path}") from error
 
 
-def _exchange(connection: http.client.HTTPConnection, target: str) -> tuple[int, bytes]:
+def _exchange(
+    connection: http.client.HTTPConnection, target: str, body: bytes | Iterable[bytes] | None = None
+) -> tuple[int, bytes]:
     try:
-        connection.request("GET", target)
+        try:
+            connection.request("GET" if body is None else "POST", target, body)
+        except (BrokenPipeError, ConnectionResetError):
+            if body is None:
+                raise
+            # The server may refuse a long body before its end: its response says why.
         answer = connection.getresponse()
         return answer.status, answer.read()
     except TimeoutError as error:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
 import structlog
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from helper.errors import ShareRefused
 from helper.ingest.payload import error_answer
@@ -108,6 +110,21 @@ EXCEPTION_HANDLERS: Final = {
     ShareRefused: share_refused,
     ClientDisconnect: disconnected,
 }
+
+
+def json_application(
+    routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
+) -> Starlette:
+    """An application of these routes that responds to errors with JSON.
+
+    Args:
+        routes: the routes.
+        more_handlers: handlers of further exceptions.
+    """
+    app = Starlette(routes=list(routes), exception_handlers={**EXCEPTION_HANDLERS, **(more_handlers or {})})
+    # A path with an extra slash does not exist; Starlette would redirect it.
+    app.router.redirect_slashes = False
+    return app
 
 
 def token_matches(given: str | None, expected: str) -> bool:

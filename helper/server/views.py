@@ -1,4 +1,4 @@
-"""JSON of the queue for operators, for the daemon and for the database file alike. Pure.
+"""JSON of the queue for operators. Pure.
 
 Each record is built field by field, so that a new column is never shown by accident.
 """

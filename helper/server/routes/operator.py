@@ -1,9 +1,13 @@
-"""Read-only routes for operators on the control socket, whose file mode controls access."""
+"""Operator API: queries of the queue, the rounds and the audit log.
+
+The daemon serves it on the control socket, whose file mode controls access. Commands serve it in process on the
+database file while no daemon runs (`helper.cli.offline`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,100 +15,133 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from helper.chain.models import Round
-from helper.server import action_views, queue_responses, views
+from helper.core.share import ShareState
+from helper.errors import ActionRefused, ExportFileError, HelperError, NothingThere
+from helper.ingest.payload import error_answer
+from helper.server import action_views, views
 from helper.server.action_views import RoundState
-from helper.server.application import wrapped
-from helper.server.middleware import JsonResponse
+from helper.server.middleware import ErrorMiddleware, JsonResponse, json_application
+from helper.server.request_ids import RequestIds
 from helper.store.queue_reader import QueueReader
+from helper.store.rows import QueueFilter
+
+if TYPE_CHECKING:
+    from helper.chain.round_registry import RoundRegistry
 
 Facts = Callable[[], Mapping[str, Any]]
-Rounds = Callable[[], Iterable[RoundState]]
+Rounds = Callable[[], Awaitable[Iterable[RoundState]]]
+T = TypeVar("T")
+
+_STATUSES: Final = {NothingThere: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
+"""Response statuses of errors, subclasses first."""
 
 
-class KnownRounds(Protocol):
-    """The known rounds; implemented by `helper.chain.round_registry.RoundRegistry`."""
-
-    def all(self) -> list[Round]:
-        """All stored rounds."""
-        ...
-
-    def open(self) -> list[Round]:
-        """The rounds that are not known to be closed."""
-        ...
-
-    def frozen(self, round_id: bytes) -> str | None:
-        """Why processing of a round is suspended, or None."""
-        ...
-
-
-def create_operator_app(queue: QueueReader, service: Facts, *, more: Sequence[BaseRoute] = ()) -> ASGIApp:
+def create_operator_app(
+    queue: QueueReader,
+    service: Facts | None = None,
+    *,
+    source: views.Source = "daemon",
+    more: Sequence[BaseRoute] = (),
+) -> ASGIApp:
     """Create the operators' application.
 
     Args:
         queue: the operators' reads of the store.
-        service: state of the running service (node health, timings, pauses) as plain JSON.
-        more: routes of other packages.
+        service: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
+        source: who answers, for the responses.
+        more: routes of other modules.
     """
-    return wrapped([*operator_routes(queue, service), *more])
+    routes = [*operator_routes(queue, service, source=source), *more]
+    return RequestIds(ErrorMiddleware(json_application(routes, {HelperError: helper_error})))
 
 
-def operator_routes(queue: QueueReader, service: Facts) -> list[Route]:
-    """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`."""
+async def helper_error(_request: Request, error: Exception) -> Response:
+    """Respond to an error of the helper with its text and advice."""
+    assert isinstance(error, HelperError)
+    status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return JsonResponse({**error_answer(str(error)), "advice": error.advice}, status)
+
+
+def operator_routes(queue: QueueReader, service: Facts | None, *, source: views.Source) -> list[Route]:
+    """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`, `/actions`.
+
+    Args:
+        queue: the operators' reads of the store.
+        service: state of the running service; None if none runs.
+        source: who answers, for the responses.
+    """
 
     async def list_shares(request: Request) -> Response:
         params = request.query_params
-        try:
-            query = views.parse_filter(
-                params.get("round"), params.get("state"), params.get("due_before"), params.get("stage")
-            )
-            limit = views.parse_limit(params.get("limit"))
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-        return JsonResponse(await queue_responses.list_answer(queue, query, limit, source="daemon"))
+        query = parsed(
+            views.parse_filter,
+            params.get("round"),
+            params.get("state"),
+            params.get("due_before"),
+            params.get("stage"),
+        )
+        limit = parsed(views.parse_limit, params.get("limit"))
+        failed = None
+        if query.state is ShareState.FAILED:
+            failed = await queue.failed_groups(query, limit=views.GROUPS_SHOWN)
+        return JsonResponse(views.list_json(await queue.list_shares(query, limit), source=source, failed=failed))
 
     async def show(request: Request) -> Response:
         story = await queue.show(request.path_params["ref"])
         if story is None:
             raise HTTPException(404, "no share, or more than one, matches this reference")
-        return JsonResponse(views.story_json(story, source="daemon"))
+        return JsonResponse(views.story_json(story, source=source))
 
     async def stats(_request: Request) -> Response:
-        return JsonResponse(await queue_responses.stats_answer(queue, source="daemon", service=service()))
+        return JsonResponse(
+            views.stats_json(
+                await queue.counts(),
+                await queue.damaged(),
+                source=source,
+                failed=await queue.failed_groups(QueueFilter(), limit=views.GROUPS_SHOWN),
+                before=await queue.purged_failures(),
+                service=None if service is None else service(),
+            )
+        )
 
     async def spent(request: Request) -> Response:
-        try:
-            return JsonResponse(
-                await queue_responses.spent_answer(queue, request.path_params["nullifier"], source="daemon")
-            )
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        nullifier = parsed(views.parse_hex32, "nullifier", request.path_params["nullifier"])
+        rounds = await queue.rounds_of_spent(nullifier)
+        return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
+
+    async def actions(request: Request) -> Response:
+        limit = parsed(views.parse_limit, request.query_params.get("limit"), action_views.ACTIONS_SHOWN)
+        return JsonResponse(action_views.actions_json(await queue.actions(limit=limit), source=source))
 
     return [
         Route("/queue", list_shares, methods=["GET"]),
         Route("/queue/{ref}", show, methods=["GET"]),
         Route("/stats", stats, methods=["GET"]),
         Route("/spent/{nullifier}", spent, methods=["GET"]),
+        Route("/actions", actions, methods=["GET"]),
     ]
 
 
-def rounds_route(queue: QueueReader, rounds: Rounds, now: Callable[[], float]) -> Route:
+def rounds_route(
+    queue: QueueReader, rounds: Rounds, now: Callable[[], float], *, source: views.Source = "daemon"
+) -> Route:
     """`GET /rounds`.
 
     Args:
         queue: counts the shares of each round.
         rounds: the known rounds.
         now: the chain's time in unix seconds.
+        source: who answers, for the response.
     """
 
     async def all_rounds(_request: Request) -> Response:
-        listing = action_views.rounds_json(rounds(), await queue.counts(), now=now(), source="daemon")
-        return JsonResponse(listing)
+        states = await rounds()
+        return JsonResponse(action_views.rounds_json(states, await queue.counts(), now=now(), source=source))
 
     return Route("/rounds", all_rounds, methods=["GET"])
 
 
-def round_states(rounds: KnownRounds, tree_size: Callable[[bytes], int]) -> list[RoundState]:
+def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
     """The state of each known round; `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open()}
     return [
@@ -119,3 +156,27 @@ def round_states(rounds: KnownRounds, tree_size: Callable[[bytes], int]) -> list
         )
         for known in rounds.all()
     ]
+
+
+async def stored_round_states(queue: QueueReader) -> list[RoundState]:
+    """The state of each stored round, as the daemon left it."""
+    sizes = await queue.tree_sizes()
+    return [
+        RoundState(
+            round_id=stored.round_id,
+            status=stored.status,
+            vote_end_time=stored.vote_end_time,
+            created_at_height=stored.created_at_height,
+            tree_size=sizes.get(stored.round_id, 0),
+            closed=stored.closed_at is not None,
+        )
+        for stored in await queue.rounds()
+    ]
+
+
+def parsed(parse: Callable[..., T], *arguments: Any) -> T:
+    """Parse a parameter of a request; raise HTTPException (400) if it is not valid."""
+    try:
+        return parse(*arguments)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None

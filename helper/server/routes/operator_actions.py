@@ -1,9 +1,12 @@
-"""Operator actions, on the control socket only: its file mode controls access, the kernel reports the user."""
+"""Operator API: actions on the queue, recorded with the user who requests them.
+
+Only the control socket serves them, whose file mode controls access; the kernel reports the user.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import anyio.to_thread
@@ -13,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helper.errors import ActionRefused, ExportFileError, HelperError, NothingThere
-from helper.ingest.payload import error_answer
-from helper.operations.actions import Operations
+from helper.errors import HelperError
+from helper.operations.actions import LeftShare, Operations
 from helper.operations.import_queue import split_lines
-from helper.server import action_views, views
+from helper.server import views
 from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import KEY, Peer, user_name
+from helper.server.routes.operator import parsed
 from helper.store.action_rows import Actor
 from helper.store.rows import QueueFilter
 
@@ -32,7 +35,6 @@ MARK: Final = struct.Struct(">Q8s")
 
 Text = Annotated[str, Field(max_length=64)]
 Body = TypeVar("Body", bound=BaseModel)
-T = TypeVar("T")
 
 
 class ActionFilter(BaseModel):
@@ -77,78 +79,75 @@ class Purge(BaseModel):
     dry_run: bool = False
 
 
-def operator_action_routes(operations: Operations) -> list[Route]:
-    """The routes of actions, and of the audit log."""
+def operator_action_routes(operations: Operations, *, source: views.Source = "daemon") -> list[Route]:
+    """The routes of actions.
+
+    Args:
+        operations: performs the actions.
+        source: who performs them, for the responses and the audit log.
+    """
 
     async def retry(request: Request) -> Response:
-        params, actor = await _read(request, Retry), await actor_of(request)
-        selected = _value(params.filter)
-        return await _answer(operations.retry(actor, selected, params.refs, dry=params.dry_run), dry=params.dry_run)
+        params, actor = await _read(request, Retry), await actor_of(request, source)
+        selected = parsed(params.filter)
+        counts = await operations.retry(actor, selected, params.refs, dry=params.dry_run)
+        return _result(counts, source, dry=params.dry_run)
 
     async def export(request: Request) -> Response:
-        params, actor = await _read(request, Exported), await actor_of(request)
-        selected = _value(params.filter)
+        params, actor = await _read(request, Exported), await actor_of(request, source)
+        selected = parsed(params.filter)
         if params.marks is None:
-            return await _answer(operations.note_export(actor, selected, params.named, params.shares))
+            return _result(await operations.note_export(actor, selected, params.named, params.shares), source)
         if len(params.marks) % MARK.size:
             raise HTTPException(400, f"marks: must be a multiple of {MARK.size} bytes")
         marks = [(number, check) for number, check in MARK.iter_unpack(params.marks)]
-        return await _answer(operations.hand_over(actor, selected, params.named, marks))
+        return _result(await operations.hand_over(actor, selected, params.named, marks), source)
 
     async def import_shares(request: Request) -> Response:
-        actor, dry = await actor_of(request), request.query_params.get("dry_run") == "1"
+        actor, dry = await actor_of(request, source), request.query_params.get("dry_run") == "1"
         chunks = request.stream()
-
-        async def facts() -> Mapping[str, Any]:
-            return action_views.import_facts(await operations.import_shares(actor, split_lines(chunks), dry=dry))
-
-        response = await _answer(facts(), dry=dry)
-        async for _ in chunks:
-            pass  # a client that is refused early still sends the rest, and reads the response afterwards
-        return response
+        try:
+            report = await operations.import_shares(actor, split_lines(chunks), dry=dry)
+        except HelperError:
+            async for _ in chunks:
+                pass  # a client that is refused early still sends the rest, and reads the response afterwards
+            raise
+        return _result({**report.counts, "left": [_left_json(share) for share in report.left]}, source, dry=dry)
 
     async def purge(request: Request) -> Response:
-        params, actor = await _read(request, Purge), await actor_of(request)
-        round_id = _value(lambda: views.parse_round(request.path_params["round"]))
-        return await _answer(operations.purge(actor, round_id, dry=params.dry_run), dry=params.dry_run)
-
-    async def actions(request: Request) -> Response:
-        limit = _value(lambda: views.parse_limit(request.query_params.get("limit"), action_views.ACTIONS_SHOWN))
-        return JsonResponse(action_views.actions_json(await operations.acts(limit), source="daemon"))
+        params, actor = await _read(request, Purge), await actor_of(request, source)
+        round_id = parsed(views.parse_round, request.path_params["round"])
+        return _result(await operations.purge(actor, round_id, dry=params.dry_run), source, dry=params.dry_run)
 
     return [
         Route("/queue/retry", retry, methods=["POST"]),
         Route("/queue/export", export, methods=["POST"]),
         Route("/queue/import", import_shares, methods=["POST"]),
         Route("/rounds/{round}/purge", purge, methods=["POST"]),
-        Route("/actions", actions, methods=["GET"]),
     ]
 
 
-async def actor_of(request: Request) -> Actor:
+async def actor_of(request: Request, source: views.Source = "daemon") -> Actor:
     """The user that sends a request, for the audit log; raises HTTPException (403) if it is unknown."""
     peer = getattr(request.state, KEY, None)
     if not isinstance(peer, Peer):
         raise HTTPException(403, "unknown user: operator actions require the control socket")
-    return Actor(peer.uid, await anyio.to_thread.run_sync(user_name, peer.uid), "socket")
+    name = await anyio.to_thread.run_sync(user_name, peer.uid)
+    return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
 
 
-async def _answer(work: Awaitable[Mapping[str, Any]], *, dry: bool = False) -> Response:
-    """The result of an action, or its error: not found (404), refused (409), no valid export (422), other (503)."""
-    try:
-        return JsonResponse(action_views.act_json(await work, dry=dry, source="daemon"))
-    except NothingThere as error:
-        return _refusal(404, error)
-    except ActionRefused as error:
-        return _refusal(409, error)
-    except ExportFileError as error:
-        return _refusal(422, error)
-    except HelperError as error:
-        return _refusal(503, error)
+def _result(facts: Mapping[str, Any], source: views.Source, *, dry: bool = False) -> Response:
+    """The result of an action; of a dry run, what it would be."""
+    return JsonResponse({"source": source, "dry_run": dry, **facts})
 
 
-def _refusal(status: int, error: HelperError) -> Response:
-    return JsonResponse({**error_answer(str(error)), "advice": error.advice}, status)
+def _left_json(share: LeftShare) -> dict[str, Any]:
+    return {
+        "number": share.number,
+        "ref": share.ref,
+        "round": None if share.round_id is None else share.round_id.hex(),
+        "reason": share.reason.value,
+    }
 
 
 async def _read(request: Request, kind: type[Body]) -> Body:
@@ -164,10 +163,3 @@ async def _read(request: Request, kind: type[Body]) -> Body:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"])) or "body"
         raise HTTPException(400, f"{field}: {first['msg']}") from None
-
-
-def _value(parse: Callable[[], T]) -> T:
-    try:
-        return parse()
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from None

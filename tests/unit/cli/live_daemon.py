@@ -30,6 +30,10 @@ SERVICE = {
 }
 
 
+async def round_states() -> list[RoundState]:
+    return [RoundState(ROUND_ID, 1, END, 50, 7, closed=False)]
+
+
 class Live:
     """It while it runs."""
 
@@ -58,8 +62,7 @@ def live_daemon(database: Path) -> Iterator[Live]:
 
     async def serve(desk: Desk) -> None:
         await desk.open()
-        states = [RoundState(ROUND_ID, 1, END, 50, 7, closed=False)]
-        rounds = rounds_route(desk.store, lambda: states, lambda: NOW)
+        rounds = rounds_route(desk.store, round_states, lambda: NOW)
         app = create_operator_app(desk.store, lambda: SERVICE, more=[rounds, *operator_action_routes(desk.operations)])
         try:
             with unix_listener(database.parent / "helper.sock") as listener:

@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 
 from helper.cli.arguments import parse_due_before, wanted
+from helper.cli.operator_api import OperatorApi
 from helper.cli.queue_output import print_stats
-from helper.cli.target import Target
 from helper.errors import NothingThere
 
 NOW = 1_795_268_000.7
 ROUNDS = ("3fa2c9d1" + "0" * 56, "3fa2c9d1" + "1" * 56, "77ffee00" * 8)
-TARGET = Target(Path("helper.sock"), Path("queue.db"))
+API = OperatorApi(Path("helper.sock"), Path("queue.db"))
 
 
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(_target: Target, path: str) -> dict[str, Any]:
+    def get(_api: OperatorApi, path: str) -> dict[str, Any]:
         assert path == "/rounds"
         return {"rounds": [{"round": one} for one in ROUNDS]}
 
-    monkeypatch.setattr(Target, "ask", ask)
+    monkeypatch.setattr(OperatorApi, "get", get)
 
 
 def round_of(text: str) -> str:
-    return wanted(TARGET, text, "", "", "", now=NOW)["round"]
+    return wanted(API, text, "", "", "", now=NOW)["round"]
 
 
 def test_a_round_is_named_by_its_beginning() -> None:

@@ -9,9 +9,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from helper.cli.proof import Source
+from helper.clock import SystemClock
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import Entry, bundle_name, index_name, part_of, write_index
 from helper.operations.proof_bundle import pack
@@ -172,23 +174,20 @@ def test_rounds_table_shows_local_and_utc_end(
     assert captured.err == "1 rounds, from the daemon\n"
 
 
-async def test_without_a_daemon_rounds_are_read_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    desk = Desk(Path("svote-helper.db"))
-    await desk.open()
-    await desk.store.mark_closed(ROUND_ID, END)
-    await desk.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
-    answer = await file_rounds(desk)
-    await desk.store.close()
+def test_without_a_daemon_rounds_are_read_from_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def make() -> None:
+        desk = Desk(Path("svote-helper.db"))
+        await desk.open()
+        await desk.store.mark_closed(ROUND_ID, END)
+        await desk.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
+        await desk.store.close()
+
+    anyio.run(make)
+    monkeypatch.setattr(SystemClock, "now", lambda _clock: END + 5)
+    assert run("rounds", "--json") == 0
+    answer = told(capsys)
     assert (answer["source"], answer["now"]) == ("file", END + 5)
     (one,) = answer["rounds"]
     assert (one["round"], one["closed"], one["left"], one["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)
-
-
-async def file_rounds(desk: Desk) -> dict[str, Any]:
-    from helper.server.queue_responses import file_answer  # noqa: PLC0415
-    from helper.store.sqlite.reader import open_queue_file  # noqa: PLC0415
-
-    async with open_queue_file(desk.path) as queue:
-        answer = await file_answer(queue, "/rounds", {}, now=END + 5)
-    assert answer is not None
-    return answer

@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.cli import queue_actions, queue_transfer
+from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store import backup
@@ -359,7 +360,7 @@ def test_an_export_that_is_refused_leaves_no_file(
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise PermissionError("the socket may not be used by this user")
 
-    monkeypatch.setattr("helper.cli.target.tell", refuse)
+    monkeypatch.setattr(OperatorApi, "post", refuse)
     assert run("queue", "export", "--output", "x.age") == 4
     assert "may not be used" in capsys.readouterr().err
     assert list(Path().glob("*x.age*")) == []

@@ -48,7 +48,7 @@ async def test_retry_failed_shares_wakes_dispatcher(desk: Desk) -> None:
     assert told == {"retried": 2, "closed": 0, "not_failed": 0}
     assert desk.woken == 1
     assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 2}}
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert (act.actor, act.what, act.wanted, act.outcome) == (ANN, "retry", {}, {"retried": 2})
 
 
@@ -56,7 +56,7 @@ async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(desk: 
     await failed(desk, 1, 2)
     assert await desk.operations.retry(ANN, ANY, dry=True) == {"retried": 2, "closed": 0, "not_failed": 0}
     assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 2}}
-    assert await desk.operations.acts(5) == []
+    assert await desk.store.actions(limit=5) == []
     assert desk.woken == 0
 
 
@@ -76,7 +76,7 @@ async def test_retry_named_shares_keeps_references_out_of_audit_log(desk: Desk) 
     told = await desk.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
 
     assert told == {"retried": 2, "closed": 0, "not_failed": 1}
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert act.wanted == {"stage": "proof", "named": 4}
     assert not any(ref[:6] in repr(act) for ref in (*refs, waiting))
 
@@ -86,7 +86,7 @@ async def test_retry_unknown_reference_raises_before_any_change(desk: Desk, ref:
     await failed(desk, 1)
     with pytest.raises(NothingThere):
         await desk.operations.retry(ANN, ANY, [ref])
-    assert await desk.operations.acts(5) == []
+    assert await desk.store.actions(limit=5) == []
 
 
 async def test_retry_other_state_is_refused(desk: Desk) -> None:
@@ -150,7 +150,7 @@ async def test_action_failure_is_recorded_with_partial_counts(desk: Desk, monkey
     monkeypatch.setattr(SqliteStore, "retry_failed", once)
     with pytest.raises(StoreError):
         await desk.operations.retry(ANN, ANY)
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert act.outcome == {"retried": BATCH_SHARES, "error": "the disk is full"}
 
 
@@ -163,7 +163,7 @@ async def test_action_foreign_error_records_only_its_type(desk: Desk, monkeypatc
     monkeypatch.setattr(SqliteStore, "retry_failed", broken)
     with pytest.raises(RuntimeError):
         await desk.operations.retry(ANN, ANY)
-    assert [act.outcome for act in await desk.operations.acts(5)] == [{"error": "RuntimeError"}]
+    assert [act.outcome for act in await desk.store.actions(limit=5)] == [{"error": "RuntimeError"}]
 
 
 async def test_actions_run_one_after_the_other(desk: Desk) -> None:
@@ -189,7 +189,7 @@ async def test_purge_closed_round_deletes_its_data(desk: Desk) -> None:
     assert told == rehearsed == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}
     assert (await desk.store.counts(), await desk.store.rounds()) == ({}, [])
     assert desk.judge.forgotten == [ROUND_ID]
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert (act.what, act.wanted) == ("purge", {"round": ROUND_ID.hex()})
     assert posted(2, round_id=ROUND_ID).share.primary_blind not in desk.path.read_bytes()
 
@@ -211,7 +211,7 @@ async def test_purge_requires_round_closed_by_chain_and_reported(desk: Desk) -> 
         await desk.operations.purge(ANN, ROUND_ID)
 
     assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 1}}
-    assert await desk.operations.acts(5) == []
+    assert await desk.store.actions(limit=5) == []
 
 
 # ---------------------------------------------------------------------- handing over
@@ -235,7 +235,7 @@ async def test_hand_over_leaves_claimed_shares_to_running_daemon(tmp_path: Path,
 
     assert told == ({"moved": 1, "stayed": 1} if running else {"moved": 2, "stayed": 0})
     assert len(await desk.store.list_shares(QueueFilter(stage=MOVED), 9)) == told["moved"]
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert act.what == "move"
     await desk.store.close()
 
@@ -244,6 +244,6 @@ async def test_note_export_adds_audit_entry(desk: Desk) -> None:
     assert await desk.operations.note_export(ANN, QueueFilter(round_id=ROUND_ID, due_before_ms=5000), 2, 7) == {
         "copied": 7
     }
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert (act.what, act.outcome) == ("export", {"copied": 7})
     assert act.wanted == {"round": ROUND_ID.hex(), "due_before": 5, "named": 2}

@@ -189,7 +189,7 @@ async def test_import_keeps_state_and_imports_once(desk: Desk) -> None:
     (reveal,) = await desk.store.unconfirmed()
     assert reveal.nullifier == nullifier_of(carried[1].share)
     assert desk.woken == 1
-    assert [act.what for act in await desk.operations.acts(5)] == ["import", "import"]
+    assert [act.what for act in await desk.store.actions(limit=5)] == ["import", "import"]
 
 
 async def test_import_many_skipped_shares_lists_first_and_counts_all(
@@ -211,7 +211,7 @@ async def test_import_moved_shares_wakes_dispatcher(desk: Desk) -> None:
 
     assert report == ImportReport({**NOTHING_IMPORTED, "taken": 1, "revived": 1}, ())
     assert desk.woken == woken + 1
-    (act, *_) = await desk.operations.acts(1)
+    (act, *_) = await desk.store.actions(limit=1)
     assert (act.what, act.outcome) == ("import", {"taken": 1, "revived": 1})
 
 
@@ -242,7 +242,7 @@ async def test_import_truncated_export_keeps_received_shares(desk: Desk, number:
     with pytest.raises(ExportFileError, match=f"2 of {number}" if number else "2 of 0"):
         await desk.operations.import_shares(ANN, each(lines(waiting(0), waiting(1), shares=number)))
     assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 2}}
-    (act,) = await desk.operations.acts(5)
+    (act,) = await desk.store.actions(limit=5)
     assert act.outcome is not None
     assert act.outcome["taken"] == 2
     with pytest.raises(ExportFileError, match="not a queue export"):

@@ -48,11 +48,14 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 @pytest.fixture
 async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The operators' application with a real store on a real socket."""
-    states = [
-        RoundState(ROUND_ID, 1, END, 50, 7, closed=False),
-        RoundState(b"\x01" * 32, 9, END + 5, 51, 0, closed=True),
-    ]
-    rounds = rounds_route(desk.store, lambda: states, lambda: NOW + 0.5)
+
+    async def states() -> list[RoundState]:
+        return [
+            RoundState(ROUND_ID, 1, END, 50, 7, closed=False),
+            RoundState(b"\x01" * 32, 9, END + 5, 51, 0, closed=True),
+        ]
+
+    rounds = rounds_route(desk.store, states, lambda: NOW + 0.5)
     app = create_operator_app(desk.store, dict, more=[rounds, *operator_action_routes(desk.operations)])
     path = tmp_path / "helper.sock"
     with unix_listener(path) as listener:
