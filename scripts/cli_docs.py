@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from helper.cli.main import create_cli
+from helper.cli.command_line import create_cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"

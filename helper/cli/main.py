@@ -1,93 +1,18 @@
-"""Entry point of `svote-helper`: loads commands, maps errors to messages and exit codes.
-
-Only the module of the requested command is imported: start-up is faster, and a command works even if another cannot be
-imported. The argument parser is also imported late, after the check of the database lock.
-"""
+"""Entry point of `svote-helper`: runs a command, maps errors to messages and exit codes."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Sequence
+from typing import Final, NoReturn
 
+from helper.cli.command_line import COMPLETING, create_cli, create_completing_cli
 from helper.cli.output import Exit, say
 from helper.cli.single_instance import require_single_instance
 from helper.errors import HelperError
 
-if TYPE_CHECKING:
-    import typer
-
-COMMANDS: Final = {
-    "serve": "helper.cli.serve",
-    "devnet": "helper.cli.devnet",
-    "demo": "helper.cli.demo",
-    "wallet": "helper.cli.wallet",
-    "queue": "helper.cli.queue",
-    "rounds": "helper.cli.rounds",
-    "tx": "helper.cli.tx",
-    "proof": "helper.cli.proof",
-    "doctor": "helper.cli.doctor",
-    "healthcheck": "helper.cli.healthcheck",
-    "db": "helper.cli.db",
-    "admin": "helper.cli.admin",
-    "config": "helper.cli.config",
-    "completion": "helper.cli.completion",
-    "version": "helper.cli.version",
-}
-"""Commands and the modules that define their `app` (a Typer), in help order.
-
-An `app` with a single command and no callback becomes that command, otherwise a group.
-"""
 INTERRUPTED: Final = 130
-COMPLETING: Final = "_SVOTE_HELPER_COMPLETE"
-"""Environment variable that shells set for completion (`helper.cli.completion`)."""
-
-_HELP: Final = "Stores encrypted vote shares, and proves and reveals each at the time its wallet chose."
-
-
-def create_cli(arguments: Sequence[str]) -> typer.Typer:
-    """Create the command line with the command that the arguments name, or with all commands."""
-    import typer  # noqa: PLC0415 - slow to import; a second daemon is refused without it
-
-    cli = typer.Typer(
-        name="svote-helper",
-        help=_HELP,
-        no_args_is_help=True,
-        add_completion=False,
-        # with markup, "[helper] host" would lose "[helper]"
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-    # without a callback, typer drops the name of a single command
-    cli.callback()(_root)
-    requested = next((argument for argument in arguments if not argument.startswith("-")), "")
-    for name in [requested] if requested in COMMANDS else COMMANDS:
-        if importlib.util.find_spec(COMMANDS[name]) is not None:
-            _add(cli, name)
-    return cli
-
-
-def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
-    """Create the part of the command line that is needed to complete the typed arguments."""
-    import typer  # noqa: PLC0415
-
-    from helper.cli.completion import typed_words  # noqa: PLC0415
-
-    # typer registers its shells only when it builds a command line with its completion options
-    with_options = typer.Typer(add_completion=True)
-    with_options.command()(_root)
-    typer.main.get_command(with_options)
-    typed = typed_words(env) or []
-    if any(argument in COMMANDS for argument in typed):
-        return create_cli(typed)
-    cli = create_cli(["completion"])
-    for name in COMMANDS:  # only their names are completed
-        if name != "completion":
-            cli.command(name)(lambda: None)  # no docstring, so no help text is shown
-    return cli
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -103,18 +28,3 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(Exit.OK)
-
-
-def _root() -> None:
-    """Do nothing; commands do the work."""
-
-
-def _add(cli: typer.Typer, name: str) -> None:
-    """Import a command's module and add its app."""
-    app: typer.Typer = importlib.import_module(COMMANDS[name]).app
-    if len(app.registered_commands) == 1 and not app.registered_groups and app.registered_callback is None:
-        command = app.registered_commands[0]
-        command.name = name
-        cli.registered_commands.append(command)
-    else:
-        cli.add_typer(app, name=name, no_args_is_help=True)

@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:
     """Write an error message and end the command."""
-    import typer  # noqa: PLC0415 - see helper.cli.main
+    import typer  # noqa: PLC0415 - see helper.cli.command_line
 
     say(text)
     raise typer.Exit(code)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, 
 from helper.errors import ShareRefused
 from helper.ingest.payload import error_answer
 from helper.ingest.schema import WireError
-from helper.server.request_ids import HEADER, LATER, request_id
+from helper.server.request_ids import HEADER, LATER, RequestIds, request_id
 
 log = structlog.get_logger("helper.server")
 
@@ -112,21 +112,6 @@ EXCEPTION_HANDLERS: Final = {
 }
 
 
-def json_application(
-    routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
-) -> Starlette:
-    """An application of these routes that responds to errors with JSON.
-
-    Args:
-        routes: the routes.
-        more_handlers: handlers of further exceptions.
-    """
-    app = Starlette(routes=list(routes), exception_handlers={**EXCEPTION_HANDLERS, **(more_handlers or {})})
-    # A path with an extra slash does not exist; Starlette would redirect it.
-    app.router.redirect_slashes = False
-    return app
-
-
 def token_matches(given: str | None, expected: str) -> bool:
     """Compare a header's value with the expected token in constant time."""
     # The server decodes headers as latin-1; compare the received bytes.
@@ -186,3 +171,25 @@ class CorsMiddleware:
             await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
+
+
+def json_application(
+    routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
+) -> Starlette:
+    """An application of these routes that responds to errors with JSON.
+
+    Args:
+        routes: the routes.
+        more_handlers: handlers of further exceptions.
+    """
+    app = Starlette(routes=list(routes), exception_handlers={**EXCEPTION_HANDLERS, **(more_handlers or {})})
+    # A path with an extra slash does not exist; Starlette would redirect it.
+    app.router.redirect_slashes = False
+    return app
+
+
+def internal_application(
+    routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
+) -> ASGIApp:
+    """An application for operators and monitoring: as `json_application`, with request ids and without CORS."""
+    return RequestIds(ErrorMiddleware(json_application(routes, more_handlers)))

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from helper.cli.main import COMMANDS
+from helper.cli.command_line import COMMANDS
 from helper.config import Config, load
 from helper.config.discovery import CREDENTIALS, ENV_FILE
 from helper.core.roles import ROLES

@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.core.addresses import is_loopback
 from helper.observability.metrics import Metrics
-from helper.server.application import wrapped
 from helper.server.connection import ConnectionLimits
-from helper.server.middleware import error_response
+from helper.server.middleware import error_response, internal_application
 from helper.server.routes.health import Checks, health_routes
 
 PATH: Final = "/metrics"
@@ -64,4 +63,4 @@ def create_metrics_app(metrics: Metrics, checks: Checks) -> ASGIApp:
         text, kind = await metrics.text(request.headers.get("accept", ""))
         return Response(text, media_type=kind)
 
-    return LoopbackHosts(wrapped([Route(PATH, scrape, methods=["GET"]), *health_routes(checks)]))
+    return LoopbackHosts(internal_application([Route(PATH, scrape, methods=["GET"]), *health_routes(checks)]))

@@ -20,8 +20,7 @@ from helper.errors import ActionRefused, ExportFileError, HelperError, NothingTh
 from helper.ingest.payload import error_answer
 from helper.server import action_views, views
 from helper.server.action_views import RoundState
-from helper.server.middleware import ErrorMiddleware, JsonResponse, json_application
-from helper.server.request_ids import RequestIds
+from helper.server.middleware import JsonResponse, internal_application
 from helper.store.queue_reader import QueueReader
 from helper.store.rows import QueueFilter
 
@@ -52,7 +51,7 @@ def create_operator_app(
         more: routes of other modules.
     """
     routes = [*operator_routes(queue, service, source=source), *more]
-    return RequestIds(ErrorMiddleware(json_application(routes, {HelperError: helper_error})))
+    return internal_application(routes, {HelperError: helper_error})
 
 
 async def helper_error(_request: Request, error: Exception) -> Response:

@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 import typer
 
-from helper.cli import main as main_module
-from helper.cli.main import COMMANDS, main
+from helper.cli import command_line
+from helper.cli.command_line import COMMANDS
+from helper.cli.main import main
 from helper.errors import HelperError
 
 
@@ -52,7 +53,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A command of a module of its own, for which the others need not be there."""
     module = ModuleType("helper.cli.plugged")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(main_module, "COMMANDS", {"absent": "helper.cli.absent", "plugged": module.__name__})
+    monkeypatch.setattr(command_line, "COMMANDS", {"absent": "helper.cli.absent", "plugged": module.__name__})
     monkeypatch.setattr("importlib.util.find_spec", sys.modules.get)
     return module
 
@@ -99,7 +100,7 @@ def test_a_command_loads_no_other_and_no_native_code() -> None:
     """A short command must start fast, and work where another one's libraries are broken."""
     code = (
         "import sys\n"
-        "from helper.cli.main import create_cli\n"
+        "from helper.cli.command_line import create_cli\n"
         "create_cli(['config', 'show'])\n"
         "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.queue') if n in sys.modules])"
     )

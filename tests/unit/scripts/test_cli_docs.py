@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from helper.cli.main import COMMANDS
+from helper.cli.command_line import COMMANDS
 from helper.cli.output import Exit
 from scripts.cli_docs import DOCUMENT, ROOT, SCHEMAS, commands, has_json, help_of, json_schema, render
 from tests.unit.cli.test_main import run
