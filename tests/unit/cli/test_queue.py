@@ -15,6 +15,7 @@ import pytest
 
 from helper.cli.output import emit_table
 from helper.core.share import ShareState
+from helper.errors import StoreCorrupt
 from helper.ingest.payload import parse_share
 from helper.server import views
 from helper.store.rows import Enqueued
@@ -204,6 +205,31 @@ def test_what_the_file_does_not_hold_is_not_found(database: Path, capsys: pytest
     assert run("queue", "show", "ffffff") == 5
     assert run("queue", "list", "--state", "gone") == 2
     assert "state must be one of received" in capsys.readouterr().err
+
+
+def test_damage_that_a_query_finds_in_the_file_has_its_message(
+    database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with database.open("r+b") as file:  # the first page, with the schema, stays
+        file.seek(4096)
+        file.write(bytes(database.stat().st_size - 4096))
+    assert run("queue", "stats", "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("the database is damaged: ")
+    assert StoreCorrupt.advice in captured.err
+
+
+def test_a_read_only_file_in_a_read_only_directory_is_read(
+    database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.chmod(0o400)
+    tmp_path.chmod(0o500)
+    try:
+        assert run("queue", "stats", "--json") == 0
+        assert last_json(capsys)["total"]["received"] == 3
+    finally:
+        tmp_path.chmod(0o700)
 
 
 def test_a_cell_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

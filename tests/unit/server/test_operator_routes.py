@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from helper.core.share import ShareState
+from helper.errors import StoreCorrupt
 from helper.server import views
 from helper.server.routes.operator import create_operator_app
 from helper.store.action_rows import PurgedFailures
@@ -216,6 +217,22 @@ async def test_spent_returns_round_of_nullifier(operators: Operators) -> None:
     assert (await operators.get(f"/spent/{SPENT.hex()}")).json() == {"source": "daemon", "rounds": [ROUND_ID.hex()]}
     assert (await operators.get(f"/spent/{'00' * 32}")).json()["rounds"] == []
     assert is_error(await operators.get("/spent/xyz")) == "nullifier must be 64 hex characters"
+
+
+async def test_operator_query_of_damaged_store_is_503_with_advice(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def damaged(_queue: FakeQueue) -> list[DamagedShare]:
+        raise StoreCorrupt("the database is damaged: page 7")
+
+    monkeypatch.setattr(FakeQueue, "damaged", damaged)
+    answer = await operators.get("/stats")
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "status": "error",
+        "error": "the database is damaged: page 7",
+        "advice": StoreCorrupt.advice,
+    }
 
 
 async def test_operator_app_does_not_serve_wallet_routes(operators: Operators) -> None:
