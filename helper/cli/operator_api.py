@@ -74,7 +74,7 @@ class OperatorApi:
             ActionRefused: the current state does not allow it.
             HelperError, ValueError, PermissionError: as `get`.
         """
-        return self._request(path, query or {}, json.dumps(body).encode() if isinstance(body, Mapping) else body)
+        return self._request(path, query or {}, json.dumps(dict(body)).encode() if isinstance(body, Mapping) else body)
 
     def require_database(self) -> None:
         """Raise NothingThere if the queue is in no file that this host has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -199,6 +200,19 @@ def test_a_socket_that_a_crash_left_behind_is_not_a_daemon(
     Daemon(tmp_path / "helper.sock").server.server_close()
     assert run("queue", "list", "--json") == 0
     assert last_json(capsys)["source"] == "file"
+
+
+def test_a_daemon_that_does_not_answer_is_unreachable(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("helper.cli.operator_api.QUERY_SECONDS", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "helper.sock"))
+        listener.listen()
+        assert run("queue", "list", "--json") == 6
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("the daemon on helper.sock does not answer: no response within 0.1 s\n")
 
 
 def test_what_the_file_does_not_hold_is_not_found(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
