@@ -67,7 +67,7 @@ async def _open_for_query(database: Path) -> AsyncIterator[ASGIApp]:
 
 @asynccontextmanager
 async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
-    # Imported here: these load native code, which queries do not need. Not below: see `acting_as_owner`.
+    # Imported here: they load native code, which queries do not need. `acting_as_owner` requires imports before it.
     import proofs  # noqa: PLC0415
     from helper.operations.actions import Operations  # noqa: PLC0415
     from helper.server.routes.operator_actions import operator_action_routes  # noqa: PLC0415

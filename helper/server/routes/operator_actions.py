@@ -127,7 +127,7 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
     ]
 
 
-async def actor_of(request: Request, source: views.Source = "daemon") -> Actor:
+async def actor_of(request: Request, source: views.Source) -> Actor:
     """The user that sends a request, for the audit log; raises HTTPException (403) if it is unknown."""
     peer = getattr(request.state, KEY, None)
     if not isinstance(peer, Peer):
