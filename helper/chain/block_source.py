@@ -10,13 +10,13 @@ from hashlib import sha256
 from typing import NoReturn
 
 from helper.chain.copy_quorum import BlockDisputedError, CopyQuorum, SecondCopyMissingError
+from helper.chain.counted_reveals import is_counted
 from helper.chain.gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightGoneError
 from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage
 from helper.chain.rpc_client import BlockResults, Spent
-from helper.chain.verdicts import Verdict, verdict_of
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
 
 _CONCURRENT_TXS = 8
@@ -150,30 +150,16 @@ class BlockSource:
         if block is None:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-        results = await gather_limited(reveals, lambda tx: self._counted(endpoint, tx, height), _CONCURRENT_TXS)
+        results = await gather_limited(reveals, lambda tx: endpoint.client.tx(sha256(tx).digest()), _CONCURRENT_TXS)
         spent: list[Spent] = []
-        for result in results:
-            if result is None:
+        for tx, result in zip(reveals, results, strict=True):
+            counted = is_counted(result, height)
+            if counted is None:
                 return None
-            spent += result
+            if counted:
+                message = RevealMessage.from_tx(tx)
+                spent.append((message.round_id, message.nullifier))
         return BlockResults(height, spent, [], [], block.head.time)
-
-    async def _counted(self, endpoint: Node, tx: bytes, height: int) -> list[Spent] | None:
-        """The nullifier of an included reveal if it was counted, nothing if it failed, None if not known yet.
-
-        Several blocks may contain the same bytes, because they are sent again until they are counted. A node's index
-        stores only the last occurrence (CometBFT's `IndexerService` overwrites entries) and may lag behind the blocks.
-        Therefore a failure at a lower height means nothing for this block. A failure at a greater height because the
-        nullifier is spent means that it was counted by then. A failure at a greater height for another reason hides the
-        result in this block, which then counts as a failure too: the round was over by then.
-        """
-        result = await endpoint.client.tx(sha256(tx).digest())
-        if result is None or (result.code and result.height < height):
-            return None
-        if result.code and (result.height == height or verdict_of(result.code, result.log) is not Verdict.SPENT):
-            return []
-        message = RevealMessage.from_tx(tx)
-        return [(message.round_id, message.nullifier)]
 
 
 def _raise_reason(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, answered: bool) -> NoReturn:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+from helper.chain.counted_reveals import CountedReveal, is_counted, reveal_in
 from helper.chain.gather import gather_limited
 from helper.chain.models import TreeState, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightGoneError
-from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import ChainAnswerError, ChainError
+from helper.errors import ChainError, ChainUnavailable
 
 BLOCKS_AT_ONCE: Final = 8
 """Number of blocks read concurrently."""
@@ -38,15 +38,6 @@ class FoundTx:
     code: int
     log: str
     raw: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class CountedReveal:
-    """A counted reveal: block height, transaction bytes and decoded message."""
-
-    height: int
-    raw: bytes
-    message: RevealMessage
 
 
 class ChainLookups:
@@ -101,7 +92,8 @@ class ChainLookups:
                 the round was created.
 
         Raises:
-            ChainUnavailable: no node answered, or none has the blocks any more.
+            ChainUnavailable: no node answered, none has the blocks any more, or the result of a reveal with this
+                nullifier is not known.
         """
         if heights is not None:
             return await self._in_blocks(heights, set(round_ids), nullifier)
@@ -116,18 +108,25 @@ class ChainLookups:
         return None
 
     async def _by_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
-        """Search the index of a node: a list with the reveal or an empty one, None if no node could be searched."""
+        """Search the index of a node: a list with the reveal or an empty one, None if an index does not tell.
+
+        If a counted reveal was included again, the index contains the later failure instead, so blocks must be read.
+        """
         for endpoint in self._endpoints.fresh_rpc:
             assert endpoint.rpc is not None
             try:
-                async for height, raw in endpoint.rpc.reveal_transactions(round_id):
+                is_hidden = False
+                async for result, raw in endpoint.rpc.reveal_transactions(round_id):
                     message = reveal_in(raw)
-                    if message is not None and message.nullifier == nullifier:
-                        return [CountedReveal(height, raw, message)]
+                    if message is None or (message.round_id, message.nullifier) != (round_id, nullifier):
+                        continue
+                    if is_counted(result, result.height):
+                        return [CountedReveal(result.height, raw, message)]
+                    is_hidden = True
             except ChainError as error:
                 self._endpoints.failed(endpoint, error, rpc=True)
             else:
-                return []
+                return None if is_hidden else []
         return None
 
     async def _span(self, round_id: bytes) -> range:
@@ -148,16 +147,24 @@ class ChainLookups:
                     message = reveal_in(raw)
                     if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
                         continue
-                    if await self._counted(raw):
-                        return CountedReveal(height, raw, message)
+                    match is_counted(await self._result(raw), height):
+                        case None:
+                            raise ChainUnavailable(f"block {height}: the result of a reveal in it is not known yet")
+                        case True:
+                            return CountedReveal(height, raw, message)
             self._told(batch[-1])
         return None
 
-    async def _counted(self, raw: bytes) -> bool:
-        """Whether an included transaction succeeded; blocks contain failed ones too."""
+    async def is_counted_in_block(self, raw: bytes, height: int) -> bool:
+        """Whether a reveal was counted in the block at a height. False while that is not known."""
+        result = await self._result(raw)
+        if result is None or not is_counted(result, height):
+            return False
+        return result.height == height or raw in (await self._read(range(height, height + 1)))[height]
+
+    async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()
-        result = await self._endpoints.call(lambda client: client.tx(tx_hash))
-        return result is not None and result.code == 0
+        return await self._endpoints.call(lambda client: client.tx(tx_hash))
 
     async def _read(self, heights: range) -> dict[int, list[bytes]]:
         """The transactions of blocks, by height."""
@@ -176,11 +183,3 @@ class ChainLookups:
         """Ids of all rounds of the chain, newest first."""
         listed = await self._endpoints.call(lambda client: client.rounds())
         return [known.round_id for known in sorted(listed.rounds, key=lambda known: -known.created_at_height)]
-
-
-def reveal_in(raw: bytes) -> RevealMessage | None:
-    """The reveal in a transaction, None if it is another transaction."""
-    try:
-        return RevealMessage.from_tx(raw)
-    except ChainAnswerError:
-        return None

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from helper.chain.copy_quorum import CopyQuorum
+from helper.chain.counted_reveals import shows_spent
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rpc_client import Spent
@@ -121,7 +122,7 @@ class MissedBlocksCheck:
                 self._endpoints.failed(endpoint, error)
                 continue
             answered.add(endpoint)
-            counted |= {endpoint} if result is not None and result.code == 0 else set()
+            counted |= {endpoint} if result is not None and shows_spent(result) else set()
             if len(counted) >= needed:
                 return True
         if len(answered) < needed:

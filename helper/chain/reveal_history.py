@@ -13,13 +13,14 @@ from typing import Final, TypeVar
 import anyio
 import httpx
 
+from helper.chain.counted_reveals import CountedReveal, is_counted, reveal_in
 from helper.chain.gather import gather_limited
-from helper.chain.lookups import CountedReveal, reveal_in
+from helper.chain.models import TxResult
 from helper.chain.node_http import TIMEOUT
 from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
-from helper.errors import ChainAnswerError, ChainUnavailable
+from helper.errors import ChainUnavailable
 
 R = TypeVar("R")
 
@@ -74,21 +75,19 @@ class RevealHistory:
         if block is None:
             raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
         reveals = [(raw, message) for raw in block.txs if (message := reveal_in(raw)) is not None]
-        counted = await gather_limited([raw for raw, _ in reveals], lambda raw: self._counted(raw, height), AT_ONCE)
-        return [
-            CountedReveal(height, raw, message)
-            for (raw, message), is_counted in zip(reveals, counted, strict=True)
-            if is_counted
-        ]
+        results = await gather_limited(reveals, lambda reveal: self._result(reveal[0]), AT_ONCE)
+        counted: list[CountedReveal] = []
+        for (raw, message), result in zip(reveals, results, strict=True):
+            match is_counted(result, height):
+                case None:
+                    raise ChainUnavailable(f"block {height}: the result of a transaction in it is not known yet")
+                case True:
+                    counted.append(CountedReveal(height, raw, message))
+        return counted
 
-    async def _counted(self, raw: bytes, height: int) -> bool:
+    async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()
-        result = await self._ask(lambda client: client.tx(tx_hash))
-        if result is None or (result.code and result.height < height):  # The index may lag behind the blocks.
-            raise ChainUnavailable(f"block {height}: the result of a transaction in it is not known yet")
-        if result.code and result.height > height:
-            raise ChainAnswerError(f"block {height}: only a later failure of a transaction in it is known")
-        return result.code == 0 and result.height == height
+        return await self._ask(lambda client: client.tx(tx_hash))
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
         """The root of a round's tree stored at a height, None if there is none.

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import httpx
 
+from helper.chain.counted_reveals import shows_spent
 from helper.chain.json_fields import Fields, loads
-from helper.chain.models import BlockHead, make_head
+from helper.chain.models import BlockHead, TxResult, make_head
 from helper.chain.node_http import BLOCK, PAGE, SMALL, TIMEOUT, Answer, NodeHttp, parse_answer
 from helper.chain.rest_client import HeightGoneError
 from helper.chain.verdicts import presentable
@@ -26,8 +27,8 @@ _NOT_YET = ("less than or equal to the current", "not find results")
 Spent = tuple[bytes, bytes]
 """A round id and a nullifier that was counted in the round."""
 
-_IndexedTx = tuple[int, Fields, list[Spent]]
-"""A search result: the transaction's height, its fields and the shares that it counted."""
+_IndexedTx = tuple[TxResult, Fields, list[Spent]]
+"""A search result: the transaction's result, its fields and the shares that it counted."""
 
 T = TypeVar("T")
 
@@ -93,19 +94,23 @@ class RpcClient:
             raise HeightGoneError(f"block_results: {refusal.data}") from None
 
     async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
-        """(height, nullifier) of every share of a round counted in the blocks `first` to `last`, oldest first."""
-        return [
-            (height, nullifier)
-            async for height, _, reveals in self._reveals_of(round_id, f" AND tx.height>={first} AND tx.height<={last}")
-            for round_, nullifier in reveals
-            if round_ == round_id and first <= height <= last
-        ]
+        """(height, nullifier) of every share of a round counted in the blocks `first` to `last`, oldest first.
 
-    async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """(height, transaction) of every counted share of a round, oldest first, read page by page."""
-        async for height, tx, reveals in self._reveals_of(round_id):
-            if any(round_ == round_id for round_, _ in reveals):
-                yield height, tx.decode("tx", tx.text("tx"), None)
+        Raises:
+            InvalidAnswer: a counted reveal was included again, and the index has only the later refusal.
+        """
+        counted: list[tuple[int, bytes]] = []
+        async for result, _, reveals in self._reveals_of(round_id, f" AND tx.height>={first} AND tx.height<={last}"):
+            if result.code and shows_spent(result):
+                raise InvalidAnswer(f"tx_search: the index hides a reveal that block {result.height} contains again")
+            if first <= result.height <= last:
+                counted += [(result.height, nullifier) for round_, nullifier in reveals if round_ == round_id]
+        return counted
+
+    async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[TxResult, bytes]]:
+        """Result and bytes of every indexed reveal of a round, oldest first, read page by page."""
+        async for result, tx, _ in self._reveals_of(round_id):
+            yield result, tx.decode("tx", tx.text("tx"), None)
 
     async def _reveals_of(self, round_id: bytes, condition: str = "") -> AsyncIterator[_IndexedTx]:
         """The indexed transactions of a round that meet a further condition in the RPC's query language."""
@@ -187,7 +192,13 @@ def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
     txs = result.children("txs")
     if len(txs) > TXS:
         raise InvalidAnswer(f"tx_search: {len(txs)} transactions on a page of {TXS}")
-    return [(tx.uint("height"), tx, _reveals(tx.child("tx_result"))) for tx in txs], result.uint("total_count")
+    return [_indexed(tx) for tx in txs], result.uint("total_count")
+
+
+def _indexed(tx: Fields) -> _IndexedTx:
+    fields = tx.child("tx_result")
+    result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=2**62), fields.text("log"))
+    return result, tx, _reveals(fields)
 
 
 def parse_block_results(result: Fields, height: int) -> BlockResults:

@@ -249,7 +249,7 @@ async def _verify_online(config: Path | None, evidence: ProofBundle) -> None:
         transaction = await chain.transaction(bytes.fromhex(evidence.tx_hash))
         if transaction is None:
             raise ProofBundleError("no node has the transaction in a block")
-        if transaction.code or transaction.height != evidence.height:
+        if not await chain.is_counted_in_block(evidence.transaction, evidence.height):
             raise ProofBundleError(f"the nodes report block {transaction.height} and code {transaction.code}")
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None or state.root != evidence.root:

@@ -55,7 +55,7 @@ async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None
 
 
 def _as_json(transaction: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
-    from helper.chain.lookups import reveal_in  # noqa: PLC0415
+    from helper.chain.counted_reveals import reveal_in  # noqa: PLC0415
     from helper.chain.verdicts import presentable  # noqa: PLC0415
 
     message = None if transaction.raw is None else reveal_in(transaction.raw)

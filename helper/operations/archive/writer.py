@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import anyio.to_thread
 import structlog
 
+from helper.chain.counted_reveals import CountedReveal
 from helper.chain.gather import gather_limited
-from helper.chain.lookups import CountedReveal
 from helper.chain.models import Round
 from helper.chain.rest_client import HeightGoneError
 from helper.clock import Clock

@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.lookups import CountedReveal
+from helper.chain.counted_reveals import CountedReveal
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightGoneError
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError

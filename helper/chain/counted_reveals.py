@@ -1,0 +1,59 @@
+"""Decides whether a reveal in a block was counted there. The only implementation of this decision.
+
+A block also contains failed transactions, and several blocks may contain the same bytes, because reveals are sent again
+until they are counted. A node's index stores only the last occurrence of a transaction (CometBFT's `IndexerService`
+overwrites entries) and may lag behind the blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helper.chain.models import TxResult
+from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.verdicts import Verdict, verdict_of
+from helper.errors import ChainAnswerError
+
+
+@dataclass(frozen=True, slots=True)
+class CountedReveal:
+    """A counted reveal: block height, transaction bytes and decoded message."""
+
+    height: int
+    raw: bytes
+    message: RevealMessage
+
+
+def reveal_in(raw: bytes) -> RevealMessage | None:
+    """The reveal in a transaction, None if it is another transaction."""
+    try:
+        return RevealMessage.from_tx(raw)
+    except ChainAnswerError:
+        return None
+
+
+def is_counted(result: TxResult | None, height: int) -> bool | None:
+    """Whether a transaction of the block at `height` was counted in this block, None while that is not known.
+
+    - A success is the only one: the chain counts a nullifier once, in the block of the success.
+    - A failure at a lower height means that the index lags behind the block.
+    - A failure at a greater height because the nullifier is spent means that the reveal was counted before.
+    - Any other failure at a greater height hides the result in this block, usually because the round was over by then.
+      It counts as a failure in this block too: the result is no longer available, so waiting would not help.
+
+    Args:
+        result: the transaction's entry in a node's index, None without one.
+        height: height of a block that contains the transaction.
+    """
+    if result is None:
+        return None
+    if result.code == 0:
+        return result.height == height
+    if result.height < height:
+        return None
+    return result.height > height and shows_spent(result)
+
+
+def shows_spent(result: TxResult) -> bool:
+    """Whether a reveal's result shows that its nullifier was counted in the result's block or an earlier one."""
+    return result.code == 0 or verdict_of(result.code, result.log) is Verdict.SPENT

@@ -1,0 +1,186 @@
+"""Whether a reveal was counted in a block: the rule, and that every reader of the chain applies it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from helper.chain.counted_reveals import is_counted
+from helper.chain.lookups import ChainLookups
+from helper.chain.models import Round, RoundStatus, TxResult
+from helper.chain.reveal_history import RevealHistory
+from helper.errors import ChainUnavailable
+from helper.operations.archive.object_names import bundle_name, progress_name
+from helper.operations.archive.writer import ArchiveWriter
+from helper.operations.proof_bundle import unpack
+from proofs import CIRCUITS
+from tests.recorded.test_proof_bundle import ROOT, recorded_evidence
+from tests.support.bucket import MemoryBucket
+from tests.support.clock import FakeClock
+from tests.unit.chain.fakes import CHAIN, Network, Node, answer
+from tests.unit.chain.test_block_follower import Environment, reveal, sent
+
+EVIDENCE = recorded_evidence(0)
+RAW, MESSAGE = EVIDENCE.transaction, EVIDENCE.message
+SPENT = "nullifier already spent: 01"
+
+FIRST, SECOND = 310, 320
+"""Heights of the two blocks that contain the reveal."""
+
+
+@pytest.mark.parametrize(
+    ("result", "counted"),
+    [
+        (None, None),
+        (TxResult(0, 100, ""), True),
+        (TxResult(0, 101, ""), False),
+        (TxResult(0, 99, ""), False),
+        (TxResult(1, 100, "invalid zero-knowledge proof"), False),
+        (TxResult(1, 100, SPENT), False),
+        (TxResult(1, 99, SPENT), None),
+        (TxResult(1, 101, SPENT), True),
+        (TxResult(2, 101, ""), True),
+        (TxResult(1, 101, "vote round is not active"), False),
+    ],
+)
+def test_is_counted(result: TxResult | None, counted: bool | None) -> None:
+    assert is_counted(result, 100) is counted
+
+
+# The index's result of the second block, and the block in which the reveal was counted.
+included_twice = pytest.mark.parametrize(
+    ("code", "log", "counted_at"),
+    [(0, "", SECOND), (1, SPENT, FIRST), (1, "invalid zero-knowledge proof", None)],
+    ids=["failed, then counted", "counted, then refused as a duplicate", "failed twice"],
+)
+
+
+def chain(clock: FakeClock, code: int, log: str) -> Node:
+    """A node with the same reveal in two blocks; its index has only the second."""
+    node = Node(clock)
+    for height in (FIRST, SECOND):
+        node.include(height, RAW, {"code": code, "log": log})
+    tree = {"next_index": "3", "root": b64encode(ROOT).decode(), "height": str(MESSAGE.anchor_height)}
+    node.faults["/commitment-tree/"] = lambda _: answer(200, {"tree": tree})
+    return node
+
+
+@included_twice
+async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: str, counted_at: int | None) -> None:
+    clock = FakeClock()
+    network = Network(a=chain(clock, code, log))
+    endpoints = network.endpoints(clock)
+    await endpoints.check()
+    bucket = MemoryBucket()
+    writer = ArchiveWriter(
+        bucket,
+        RevealHistory(endpoints, transport=network),
+        rounds=lambda: [Round(MESSAGE.round_id, RoundStatus.ACTIVE, 2_000_000_000, (), 300)],
+        circuits=CIRCUITS,
+        clock=Instant(),
+        every=60,
+    )
+    assert await writer.step()
+    assert writer.through == 399
+    name = bundle_name(MESSAGE.round_id, EVIDENCE.tx_hash)
+    bundles = {name: unpack(stored.body, CIRCUITS) for name, stored in bucket.objects.items() if name.endswith(".zip")}
+    assert {name: bundle.height for name, bundle in bundles.items()} == ({name: counted_at} if counted_at else {})
+    assert progress_name(CHAIN) in bucket.objects
+
+
+class Instant(FakeClock):
+    """A clock that advances during sleep."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+async def lookups(node: Node, *, rpc: bool = False) -> ChainLookups:
+    endpoints = Network(a=node).endpoints(node.clock, rpc=rpc)
+    await endpoints.check()
+    return ChainLookups(endpoints)
+
+
+@included_twice
+async def test_lookup_of_reveal_in_two_blocks_returns_counting_block(
+    code: int, log: str, counted_at: int | None
+) -> None:
+    node = chain(FakeClock(), code, log)
+    found = await (await lookups(node)).counted_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+    assert (found.height if found else None) == counted_at
+    assert [await (await lookups(node)).is_counted_in_block(RAW, height) for height in (FIRST, SECOND)] == [
+        counted_at == FIRST,
+        counted_at == SECOND,
+    ]
+    assert not await (await lookups(node)).is_counted_in_block(RAW, FIRST - 1), "this block does not contain it"
+
+
+async def test_lookup_raises_while_result_is_unknown() -> None:
+    node = chain(FakeClock(), 0, "")
+    node.results.clear()
+    with pytest.raises(ChainUnavailable, match="not known yet"):
+        await (await lookups(node)).counted_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+    assert not await (await lookups(node)).is_counted_in_block(RAW, FIRST)
+
+
+@included_twice
+async def test_follower_of_reveal_in_two_blocks_counts_it_once(code: int, log: str, counted_at: int | None) -> None:
+    env = Environment(rpc=False, height=330, cursor=300)
+    for height in (FIRST, SECOND):
+        env.node.include(height, RAW, {"code": code, "log": log})
+    await env.endpoints.check()
+    blocks = {height: await env.follower._source.fetch(height) for height in (FIRST, SECOND)}
+    counted = [height for height, block in blocks.items() if block is not None and block.reveals]
+    assert counted == ([counted_at] if counted_at else [])
+
+
+def search_result(height: int, code: int, log: str) -> dict[str, Any]:
+    result = {"code": code, "log": log, "events": []}
+    return {"txs": [{"height": str(height), "tx": b64encode(RAW).decode(), "tx_result": result}], "total_count": "1"}
+
+
+async def test_lookup_reads_blocks_if_index_has_only_later_failure() -> None:
+    node = chain(FakeClock(), 1, SPENT)
+    node.faults["/tx_search"] = lambda _: answer(200, {"result": search_result(SECOND, 1, SPENT)})
+    shown = {"round": node.rounds[0] | {"vote_round_id": b64encode(MESSAGE.round_id).decode()}}
+    node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: answer(200, shown)
+    found = await (await lookups(node, rpc=True)).counted_reveal([MESSAGE.round_id], MESSAGE.nullifier)
+    assert found is not None
+    assert (found.height, sha256(found.raw).digest()) == (FIRST, MESSAGE.tx_hash())
+
+
+async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
+    env = Environment(rpc=True, height=1000, cursor=250)
+    env.node.include(FIRST, RAW, {"code": 0, "log": "", "events": []})
+    env.node.faults["/tx_search"] = lambda _: answer(200, {"result": search_result(SECOND, 1, SPENT)})
+    results = env.node._results
+
+    def block_results(height: int) -> Any:
+        attributes = [
+            {"key": "vote_round_id", "value": MESSAGE.round_id.hex()},
+            {"key": "share_nullifier", "value": MESSAGE.nullifier.hex()},
+        ]
+        event = {"type": "reveal_share", "attributes": attributes}
+        if height != FIRST:
+            return results(height)
+        txs = [{"code": 0, "events": [event]}]
+        return answer(200, {"result": {"height": str(height), "txs_results": txs}})
+
+    env.node._results = block_results  # type: ignore[method-assign]
+    await env.know_rounds()
+    await env.follow()
+    assert env.store.spent == [(MESSAGE.round_id, MESSAGE.nullifier)]
+
+
+@pytest.mark.parametrize(("log", "spent"), [(SPENT, [1]), ("invalid zero-knowledge proof", [])])
+async def test_missed_blocks_check_counts_reveal_that_was_refused_as_spent(log: str, spent: list[int]) -> None:
+    env = Environment(rpc=False, height=1000, cursor=100)
+    env.node.lowest = 995
+    env.node.include(500, reveal(1).to_tx(), {"code": 1, "log": log})
+    env.store.sent = [sent(1)]
+    await env.know_rounds()
+    await env.follow()
+    assert env.spent == spent
