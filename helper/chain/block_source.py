@@ -41,7 +41,7 @@ class BlockSource:
         self._rests = rests
 
     async def fetch(self, height: int, *, thorough: bool = False) -> BlockResults | None:
-        """The events of a block, None while no node knows the block or the result of one of its reveals.
+        """The counted reveals of a block, None while no node knows the block or the result of one of its reveals.
 
         Args:
             height: the height of the block.
@@ -159,7 +159,7 @@ class BlockSource:
             if counted:
                 message = RevealMessage.from_tx(tx)
                 spent.append((message.round_id, message.nullifier))
-        return BlockResults(height, spent, [], [], block.head.time)
+        return BlockResults(height, spent, block.head.time)
 
 
 def _raise_reason(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, answered: bool) -> NoReturn:

@@ -44,7 +44,6 @@ class Round:
         round_id: 32 bytes.
         vote_end_time: unix seconds; a reveal counts only in a block before it.
         created_at_height: no leaf of the round's tree is in an earlier block.
-        ea_pk: the election's public key; None until the chain has one.
     """
 
     round_id: bytes
@@ -52,7 +51,6 @@ class Round:
     vote_end_time: int
     proposals: tuple[Proposal, ...]
     created_at_height: int
-    ea_pk: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,6 @@ def _round(fields: Fields) -> Round:
         vote_end_time=_end(fields),
         proposals=tuple(_proposal(proposal) for proposal in fields.children("proposals")),
         created_at_height=_created(fields),
-        ea_pk=fields.blob("ea_pk", 32) if fields.has("ea_pk") else None,
     )
 
 

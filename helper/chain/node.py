@@ -169,11 +169,6 @@ class Node:
         return self.client.name
 
     @property
-    def reason(self) -> str | None:
-        """The reason logged last why the node is not fresh, None if it is fresh."""
-        return self.health.reported_reason
-
-    @property
     def height(self) -> int:
         """Height of the newest block that the REST API has reported, 0 before the first."""
         return self.health.head.height if self.health.head is not None else 0

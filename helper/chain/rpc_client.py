@@ -35,19 +35,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BlockResults:
-    """Events of one block that concern rounds.
+    """Counted reveals of one block.
 
     Attributes:
         reveals: (round id, nullifier) of each counted share; failed transactions are not included.
-        roots: (round id, root, height) of each tree that grew.
-        status_changes: (round id, old status, new status), with the chain's names.
         time: the block's time if the source reports it, else None.
     """
 
     height: int
     reveals: list[Spent]
-    roots: list[tuple[bytes, bytes, int]]
-    status_changes: list[tuple[bytes, str, str]]
     time: float | None = None
 
 
@@ -78,7 +74,7 @@ class RpcClient:
         return await self._call("/status", {}, _parse_status)
 
     async def block_results(self, height: int) -> BlockResults | None:
-        """The events of a block, None if it does not exist or is not executed yet.
+        """The counted reveals of a block, None if it does not exist or is not executed yet.
 
         Raises:
             HeightGoneError: the node has pruned the block.
@@ -184,7 +180,7 @@ def _parse_status(result: Fields) -> tuple[BlockHead, bool]:
 def _results_of(result: Fields, height: int) -> BlockResults:
     if result.uint("height") != height:
         raise InvalidAnswer(f"block_results: height {result.uint('height')} was returned for {height}")
-    return parse_block_results(result, height)
+    return BlockResults(height, [spent for tx in result.children("txs_results") for spent in _reveals(tx)])
 
 
 def _parse_search(result: Fields) -> tuple[list[_IndexedTx], int]:
@@ -199,22 +195,6 @@ def _indexed(tx: Fields) -> _IndexedTx:
     fields = tx.child("tx_result")
     result = TxResult(fields.uint("code", maximum=2**32), tx.uint("height", maximum=2**62), fields.text("log"))
     return result, tx, _reveals(fields)
-
-
-def parse_block_results(result: Fields, height: int) -> BlockResults:
-    """Parse the events of one block that concern rounds."""
-    reveals = [spent for tx in result.children("txs_results") for spent in _reveals(tx)]
-    roots, changes = [], []
-    for event in result.children("finalize_block_events"):
-        kind = event.text("type")
-        if kind == "commitment_tree_root":
-            values = _attributes(event)
-            root = (values.digest("vote_round_id"), values.digest("tree_root"), values.uint("block_height"))
-            roots.append(root)
-        elif kind == "round_status_change":
-            values = _attributes(event)
-            changes.append((values.digest("vote_round_id"), values.text("old_status"), values.text("new_status")))
-    return BlockResults(height, reveals, roots, changes)
 
 
 def _reveals(tx: Fields) -> list[Spent]:

@@ -198,7 +198,7 @@ class SimRpc(RpcClient):
         if height > node.height:
             return None
         _refuse_pruned(node, height)
-        return BlockResults(height, list(node.chain.blocks[height].reveals), [], [])
+        return BlockResults(height, list(node.chain.blocks[height].reveals))
 
     async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         node = await self._reach()
