@@ -91,41 +91,40 @@ class _Report:
 
 
 class ReportedChanges:
-    """Reported changes by round, field and node. Held in memory only; a restart starts over."""
+    """Reported changes of one round by field and node. Held in memory only; a restart starts over."""
 
     def __init__(self) -> None:
-        self._reports: dict[tuple[bytes, RoundField], dict[str, _Report]] = {}
+        self._reports: dict[RoundField, dict[str, _Report]] = {}
 
-    def note(self, round_id: bytes, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
+    def note(self, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
         """Note that a node at a height reports this value. None means that it reports no change (any more)."""
-        reports = self._reports.setdefault((round_id, field), {})
-        known = reports.get(node)
         if value is None:
-            reports.pop(node, None)
-        elif known is None or known.value != value:
+            self._reports.get(field, {}).pop(node, None)
+            return
+        reports = self._reports.setdefault(field, {})
+        known = reports.get(node)
+        if known is None or known.value != value:
             reports[node] = _Report(value, height)
 
-    def values(self, round_id: bytes, field: RoundField) -> list[ReportedValue]:
-        """The unconfirmed values that nodes report for a field of a round."""
-        return [report.value for report in self._reports.get((round_id, field), {}).values()]
+    def values(self, field: RoundField) -> list[ReportedValue]:
+        """The unconfirmed values that nodes report for a field."""
+        return [report.value for report in self._reports.get(field, {}).values()]
 
-    def forget(self, round_id: bytes, field: RoundField) -> None:
-        """Drop all reports about a field of a round."""
-        self._reports.pop((round_id, field), None)
+    def forget(self, field: RoundField) -> None:
+        """Drop all reports about a field."""
+        self._reports.pop(field, None)
 
     def confirmed(
-        self, round_id: bytes, field: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
+        self, field: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
     ) -> ReportedValue | None:
         """The value that enough nodes report, None while too few do or while they report several.
 
         Args:
-            round_id: the round.
             field: the field of the round.
             heights: the present height of every configured node, by name.
             blocks: blocks for which the only configured node must have reported it.
         """
-        reports = self._reports.get((round_id, field), {})
-        reports = {node: report for node, report in reports.items() if node in heights}
+        reports = {node: report for node, report in self._reports.get(field, {}).items() if node in heights}
         if len(heights) < CONFIRMING_NODES:
             lasting = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
             return lasting[0] if lasting else None
