@@ -14,29 +14,33 @@ from typing import Final
 
 import structlog
 
-from helper.chain.block_history import IN_FLIGHT, OVERLAP, TRIES, HistoryReader
+from helper.chain.block_history import HistoryReader
 from helper.chain.block_source import BlockSource
+from helper.chain.catch_up import (
+    AtHead,
+    CursorAboveHead,
+    MoveBack,
+    Read,
+    SkipTo,
+    Wait,
+    is_thorough,
+    missing_at_head,
+    next_follow_step,
+)
 from helper.chain.copy_quorum import CopyQuorum
-from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.missed_blocks import MissedBlocksCheck
-from helper.chain.models import BlockHead, RoundStatus
+from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import HeightGoneError
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 from helper.store.store import Store
 
-LIVE_BLOCKS: Final = 64
-"""Maximum number of blocks behind the head that are read in order. Beyond it the follower skips to the head."""
 PATIENCE_SECONDS: Final = 3.0
 """Maximum time that dispatch waits at start for the blocks since the last stop, so that shares counted meanwhile are
 not proven again. A due share does not wait longer: a second reveal is harmless, a missed one is not.
 """
-
-CURSOR_TRIES: Final = 10
-"""Number of consecutive heads far below the cursor after which the cursor is moved back."""
 
 _LONGEST_PAUSE = 10.0
 
@@ -80,7 +84,7 @@ class BlockFollower:
         self._on_block = on_block
         self._on_spent = on_spent
         self._log = structlog.get_logger("helper.chain")
-        self._tries = 0
+        self._failures = 0
         self._goal: int | None = None
         self._first_head: int | None = None
         self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
@@ -177,26 +181,32 @@ class BlockFollower:
             self._began.set()
         if self.height is None:
             self.height = await self._store.cursor()
-            if self.height is None:
-                return await self._begin(head.height)
-            self._endpoints.bounds.floor = self.height
-            await self.history.load()
-        if self.height - head.height > SLACK_BLOCKS:
-            return await self._check_cursor(head)
+            if self.height is not None:
+                self._endpoints.bounds.floor = self.height
+                await self.history.load()
+        open_rounds = self._rounds.open() if self._rounds.synced else None
+        step = next_follow_step(self.height, head.height, open_rounds=open_rounds, heads_below=self._heads_below)
+        if isinstance(step, CursorAboveHead | MoveBack):
+            return await self._on_cursor_above(head, step)
         self._heads_below = 0
-        if head.height - self.height > LIVE_BLOCKS:
-            await self._skip_to(head.height - OVERLAP)
-            return True
-        self._note_time()
-        if self.height >= head.height:
-            self._check_arrived()
-            self._done = head
-            return False
-        return await self._fetch_and_apply(range(self.height + 1, min(self.height + IN_FLIGHT, head.height) + 1))
+        match step:
+            case Wait():
+                return False
+            case SkipTo():
+                await self._skip(step)
+                return True
+            case AtHead():
+                self._note_time()
+                self._check_arrived()
+                self._done = head
+                return False
+            case Read(heights):
+                self._note_time()
+                return await self._fetch_and_apply(heights)
 
     async def _fetch_and_apply(self, heights: range) -> bool:
         """Fetch blocks concurrently and apply them in order, up to the first that is not available."""
-        blocks, problem = await self._source.fetch_leading(heights, thorough=self._tries >= TRIES // 2)
+        blocks, problem = await self._source.fetch_leading(heights, thorough=is_thorough(self._failures))
         for block in blocks:
             await self._apply_block(block)
         if len(blocks) == len(heights):
@@ -213,7 +223,7 @@ class BlockFollower:
     def _advance(self, height: int, time: float | None = None) -> None:
         """Record that the block at `height` was applied or recorded as unread."""
         self.height = height
-        self._tries = 0
+        self._failures = 0
         self._note_time(time)
         self._was_arrived = self.arrived
         self.history.wake()
@@ -244,54 +254,37 @@ class BlockFollower:
     async def _missing(self, height: int, problem: ChainError | None) -> bool:
         """Handle an existing block that is not available.
 
-        If no node has it, or after `TRIES` attempts, it is left to the history reader, so that later blocks are
+        If no node has it, or after several attempts, it is left to the history reader, so that later blocks are
         followed. Returns whether it was.
         """
-        if self._endpoints.usable:
-            self._tries += 1
-            if self._tries >= TRIES or isinstance(problem, HeightGoneError):
-                await self._skip_to(height)
-                return True
+        missing = missing_at_head(problem, self._failures, is_usable=self._endpoints.usable)
+        self._failures = missing.failures
+        if missing.is_skipped:
+            await self._skip(SkipTo(height))
+            return True
         if problem is not None:
             raise problem
         return False
 
-    async def _begin(self, head: int) -> bool:
-        """Start near the head on a new database. The blocks since the oldest open round was created are unread."""
-        if not self._rounds.synced:
-            return False
-        statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)
-        created = [known.created_at_height for known in self._rounds.all() if known.status in statuses]
-        first = min(created, default=head + 1)
-        await self._skip_to(min(head, max(head - OVERLAP, first - 1)), first=first)
-        return True
-
-    async def _check_cursor(self, head: BlockHead) -> bool:
-        """Handle a cursor far above every node's head: move it back after `CURSOR_TRIES` such heads.
-
-        The blocks of all open rounds are then read again, because it is unknown which of them were skipped. Applying a
-        block twice is harmless. Returns whether the cursor was moved.
-        """
-        assert self.height is not None
+    async def _on_cursor_above(self, head: BlockHead, step: CursorAboveHead | MoveBack) -> bool:
+        """Handle a cursor far above every node's head. Returns whether the cursor was moved back."""
         self._done = head
         self._heads_below += 1
         if self._heads_below == 1:
             self._log.error(
                 "cursor_above_chain", height=self.height, reason=f"the newest block of all nodes is {head.height}"
             )
-        if self._heads_below < CURSOR_TRIES or not self._rounds.synced:
+        if isinstance(step, CursorAboveHead):
             return False
-        created = [known.created_at_height for known in self._rounds.open()]
-        target = max(0, head.height - OVERLAP)
-        await self._store.move_back(target, first=min(created, default=target + 1))
-        self._log.warning("cursor_moved_back", height=target, reason=f"was {self.height}")
-        self.height = target
+        await self._store.move_back(step.height, first=step.first)
+        self._log.warning("cursor_moved_back", height=step.height, reason=f"was {self.height}")
+        self.height = step.height
         self._heads_below, self._done = 0, None
         await self.history.load()
         return True
 
-    async def _skip_to(self, height: int, *, first: int = 0) -> None:
-        await self._store.skip_to(height, first=first)
+    async def _skip(self, step: SkipTo) -> None:
+        await self._store.skip_to(step.height, first=step.first)
         await self.history.load()
-        self._log.info("cursor_moved_forward", height=height, unread=self.history.blocks_left)
-        self._advance(height)
+        self._log.info("cursor_moved_forward", height=step.height, unread=self.history.blocks_left)
+        self._advance(step.height)

@@ -14,11 +14,11 @@ from typing import Final
 import structlog
 
 from helper.chain.block_source import BlockSource
-from helper.chain.copy_quorum import CopyQuorum, SecondCopyMissingError
+from helper.chain.catch_up import IN_FLIGHT, OVERLAP, is_thorough, missing_in_history, next_history_read
+from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import HeightGoneError
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import Spent
 from helper.clock import Clock
@@ -26,16 +26,6 @@ from helper.errors import ChainError, HelperError
 from helper.store.block_ranges import BlockRange, count_heights
 from helper.store.store import Store
 
-IN_FLIGHT: Final = 8
-"""Number of blocks fetched concurrently."""
-TRIES: Final = 8
-"""Failed attempts at an existing block before it is reported."""
-OVERLAP: Final = 10
-"""Blocks below the head that are never searched, because a node's transaction index may lag behind its blocks."""
-SEARCH_WINDOW: Final = 2000
-"""Blocks per search. A node compares every reveal of a round with the window, so small windows cost more."""
-SEARCH_LEAST: Final = 64
-"""Fewer blocks than this are fetched individually, which is as fast and needs no index."""
 UNINDEXED_SECONDS: Final = 60.0
 """Backoff of searches on an RPC whose search failed."""
 LONGEST_REST: Final = 1.0
@@ -90,7 +80,7 @@ class HistoryReader:
         self._on_spent = on_spent
         self._on_change = on_change
         self._ranges: list[BlockRange] = []
-        self._tries = 0
+        self._failures = 0
         self._unindexed: dict[str, float] = {}  # monotonic end of the search backoff, by node
         self._wake = asyncio.Event()
         self.stalled: int | None = None
@@ -146,17 +136,16 @@ class HistoryReader:
         """Read one window or batch of the newest unread blocks; False if there is none, or none can be read now."""
         await self.load()
         head = self._endpoints.head
-        if not self._ranges or head is None or not self._mine():
+        read = next_history_read(self._ranges, self._failures)
+        if read is None or head is None or not self._mine():
             return False
-        first, last = self._ranges[-1]
-        if last - first + 1 >= SEARCH_LEAST or self._tries >= TRIES:
-            window = max(first, last - SEARCH_WINDOW + 1)
-            spent = await self._search(window, last)
+        last = read.batch[0]
+        if read.window is not None:
+            spent = await self._search(read.window[0], last)
             if spent is not None:
-                await self._apply(window, last, spent)
+                await self._apply(read.window[0], last, spent)
                 return True
-        heights = range(last, max(first, last - IN_FLIGHT + 1) - 1, -1)
-        blocks, problem = await self._source.fetch_leading(heights, thorough=self._tries >= TRIES // 2)
+        blocks, problem = await self._source.fetch_leading(read.batch, thorough=is_thorough(self._failures))
         if not blocks:
             return await self._on_missing(last, problem)
         spent = [reveal for block in reversed(blocks) for reveal in block.reveals]
@@ -165,7 +154,7 @@ class HistoryReader:
 
     async def _apply(self, first: int, last: int, spent: Sequence[Spent]) -> None:
         confirmed = await self._store.apply_unread(first, last, spent, now=self._clock.now())
-        self._tries = 0
+        self._failures = 0
         if self.stalled is not None:
             log.info("history_resumed", height=last)
             self.stalled = None
@@ -211,23 +200,23 @@ class HistoryReader:
 
     async def _on_missing(self, height: int, problem: ChainError | None) -> bool:
         """Handle an unavailable block. Returns whether it was skipped because no node has it any more."""
-        if self._endpoints.usable and not isinstance(problem, SecondCopyMissingError):
-            self._tries += 1
-            if self._tries >= TRIES and self.stalled != height:
-                self.stalled = height
-                log.error("block_missing", height=height, reason=str(problem or "no node has this block yet"))
-            if isinstance(problem, HeightGoneError) and (self._tries >= TRIES or self._is_certain(problem)):
-                await self._skip_missing(height)
-                return True
+        rpcs = sum(endpoint.rpc is not None for endpoint in self._endpoints.all)
+        missing = missing_in_history(
+            problem,
+            self._failures,
+            is_usable=self._endpoints.usable,
+            all_asked=len(self._endpoints.fresh) == len(self._endpoints.all) and len(self._endpoints.fresh_rpc) == rpcs,
+        )
+        self._failures = missing.failures
+        if missing.is_stalled and self.stalled != height:
+            self.stalled = height
+            log.error("block_missing", height=height, reason=str(problem or "no node has this block yet"))
+        if missing.is_skipped:
+            await self._skip_missing(height)
+            return True
         if problem is not None:
             raise problem
         return False
-
-    def _is_certain(self, problem: HeightGoneError) -> bool:
-        """Whether every configured node was asked, none has the height, and one reports its lowest height."""
-        every_rest = len(self._endpoints.fresh) == len(self._endpoints.all)
-        rpcs = sum(endpoint.rpc is not None for endpoint in self._endpoints.all)
-        return problem.lowest is not None and every_rest and len(self._endpoints.fresh_rpc) == rpcs
 
     async def _skip_missing(self, height: int) -> None:
         """Skip all unread blocks up to `height`, as nodes prune their oldest blocks first."""

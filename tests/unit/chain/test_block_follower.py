@@ -11,8 +11,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.block_follower import CURSOR_TRIES, PATIENCE_SECONDS, BlockFollower
-from helper.chain.block_history import IN_FLIGHT, TRIES
+from helper.chain.block_follower import PATIENCE_SECONDS, BlockFollower
+from helper.chain.catch_up import CURSOR_TRIES, IN_FLIGHT, TRIES
 from helper.chain.copy_quorum import ALONE_SECONDS, UNABLE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry

@@ -1,0 +1,187 @@
+"""Decides which blocks are read next, and what happens to blocks that are missing. Pure.
+
+docs/decisions/0017-block-catch-up.md explains the two readers: the block follower stays near the head, and the history
+reader reads the blocks that the follower skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from helper.chain.copy_quorum import SecondCopyMissingError
+from helper.chain.head_bounds import SLACK_BLOCKS
+from helper.chain.models import Round, RoundStatus
+from helper.chain.rest_client import HeightGoneError
+from helper.errors import ChainError
+from helper.store.block_ranges import BlockRange
+
+LIVE_BLOCKS: Final = 64
+"""Maximum number of blocks behind the head that are read in order. Beyond it the follower skips to the head."""
+IN_FLIGHT: Final = 8
+"""Number of blocks fetched concurrently."""
+TRIES: Final = 8
+"""Failed attempts at an existing block before the follower skips it, and before the history reader reports it."""
+CURSOR_TRIES: Final = 10
+"""Number of consecutive heads far below the cursor after which the cursor is moved back."""
+OVERLAP: Final = 10
+"""Blocks below the head that are never searched, because a node's transaction index may lag behind its blocks."""
+SEARCH_WINDOW: Final = 2000
+"""Blocks per search. A node compares every reveal of a round with the window, so small windows cost more."""
+SEARCH_LEAST: Final = 64
+"""Fewer blocks than this are fetched individually, which is as fast and needs no index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The rounds are not known yet, so it is not known where to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtHead:
+    """All blocks up to the head are applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorAboveHead:
+    """The cursor is far above the head; it is not moved yet, because the head may be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Fetch these blocks and apply them in order."""
+
+    heights: range
+
+
+@dataclass(frozen=True, slots=True)
+class SkipTo:
+    """Move the cursor forward to `height`. The blocks between are unread; without a cursor, those from `first` on."""
+
+    height: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveBack:
+    """Move the cursor back to `height`. The blocks from `first` to `height` are read again."""
+
+    height: int
+    first: int
+
+
+FollowStep = Wait | AtHead | CursorAboveHead | Read | SkipTo | MoveBack
+
+
+def next_follow_step(
+    cursor: int | None, head: int, *, open_rounds: Sequence[Round] | None, heads_below: int
+) -> FollowStep:
+    """Decide what the block follower does next.
+
+    Args:
+        cursor: the newest block that was applied or skipped, None on a new database.
+        head: the newest block of the chain.
+        open_rounds: the rounds that are not closed, None while unknown.
+        heads_below: number of consecutive heads far below the cursor before this one.
+    """
+    if cursor is None:
+        return Wait() if open_rounds is None else _begin(head, open_rounds)
+    if cursor - head > SLACK_BLOCKS:
+        if open_rounds is None or heads_below + 1 < CURSOR_TRIES:
+            return CursorAboveHead()
+        # It is unknown which blocks of the open rounds were skipped. Applying a block twice is harmless.
+        target = max(0, head - OVERLAP)
+        return MoveBack(target, min((known.created_at_height for known in open_rounds), default=target + 1))
+    if head - cursor > LIVE_BLOCKS:
+        return SkipTo(head - OVERLAP)
+    return AtHead() if cursor >= head else Read(range(cursor + 1, min(cursor + IN_FLIGHT, head) + 1))
+
+
+def _begin(head: int, open_rounds: Sequence[Round]) -> SkipTo:
+    """Start near the head. The blocks since the oldest round with reveals was created are unread."""
+    statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)
+    first = min((known.created_at_height for known in open_rounds if known.status in statuses), default=head + 1)
+    return SkipTo(min(head, max(head - OVERLAP, first - 1)), first)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRead:
+    """What the history reader reads next.
+
+    Attributes:
+        window: blocks to search by a node's index, None if a search is not worth it.
+        batch: blocks to fetch if no index can be searched, newest first.
+    """
+
+    window: range | None
+    batch: range
+
+
+def next_history_read(unread: Sequence[BlockRange], failures: int) -> HistoryRead | None:
+    """Decide what the history reader reads next, None if no block is unread.
+
+    Args:
+        unread: the unread blocks, in ascending order.
+        failures: failed attempts at the newest of them.
+    """
+    if not unread:
+        return None
+    first, last = unread[-1]
+    is_searched = last - first + 1 >= SEARCH_LEAST or failures >= TRIES
+    window = range(max(first, last - SEARCH_WINDOW + 1), last + 1) if is_searched else None
+    return HistoryRead(window, range(last, max(first, last - IN_FLIGHT + 1) - 1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlock:
+    """What follows when an existing block cannot be read.
+
+    Attributes:
+        failures: failed attempts at the block, including this one if it counts.
+        is_stalled: whether the block is reported.
+        is_skipped: whether the reader continues without the block: the follower leaves it to the history reader, which
+            gives up a block that no node has any more.
+    """
+
+    failures: int
+    is_stalled: bool
+    is_skipped: bool
+
+
+def missing_at_head(problem: ChainError | None, failures: int, *, is_usable: bool) -> MissingBlock:
+    """Decide what the block follower does about a block that it cannot read.
+
+    Args:
+        problem: why no node returns it, None if a node does not know it or a result in it yet.
+        failures: failed attempts before this one.
+        is_usable: whether any node is in sync; if not, the attempt does not count.
+    """
+    if not is_usable:
+        return MissingBlock(failures, is_stalled=False, is_skipped=False)
+    is_skipped = failures + 1 >= TRIES or isinstance(problem, HeightGoneError)
+    return MissingBlock(failures + 1, is_stalled=False, is_skipped=is_skipped)
+
+
+def missing_in_history(problem: ChainError | None, failures: int, *, is_usable: bool, all_asked: bool) -> MissingBlock:
+    """Decide what the history reader does about a block that it cannot read.
+
+    A block is given up only if no node has it any more. That is certain at once if every configured node was asked and
+    one reports its lowest height; otherwise only after `TRIES` attempts.
+
+    Args:
+        problem: as for `missing_at_head`.
+        failures: failed attempts before this one.
+        is_usable: as for `missing_at_head`.
+        all_asked: whether every service of every configured node was asked.
+    """
+    if not is_usable or isinstance(problem, SecondCopyMissingError):
+        return MissingBlock(failures, is_stalled=False, is_skipped=False)
+    is_stalled = failures + 1 >= TRIES
+    is_gone = isinstance(problem, HeightGoneError) and (is_stalled or (all_asked and problem.lowest is not None))
+    return MissingBlock(failures + 1, is_stalled, is_gone)
+
+
+def is_thorough(failures: int) -> bool:
+    """Whether further sources are tried for a block after this many failed attempts."""
+    return failures >= TRIES // 2
