@@ -29,10 +29,9 @@ _STATUSES = frozenset(status.value for status in RoundStatus)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A proposal of a round: id, title and the option indices that a vote may choose."""
+    """A proposal of a round: id and the option indices that a vote may choose."""
 
     id: int
-    title: str
     options: tuple[int, ...]
 
 
@@ -210,7 +209,7 @@ def _created(fields: Fields) -> int:
 
 def _proposal(fields: Fields) -> Proposal:
     options = tuple(option.uint("index", maximum=2**31) for option in fields.children("options"))
-    return Proposal(id=fields.uint("id", maximum=2**31), title=fields.text("title"), options=options)
+    return Proposal(id=fields.uint("id", maximum=2**31), options=options)
 
 
 def parse_tree(answer: object) -> TreeState | None:

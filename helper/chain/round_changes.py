@@ -44,10 +44,8 @@ def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | N
 
 
 def changed_proposals(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
-    """Proposals, without titles, that differ from the known ones, None if they are equal or none were known."""
-    choices = tuple(Proposal(proposal.id, "", proposal.options) for proposal in reported.proposals)
-    before = tuple(Proposal(proposal.id, "", proposal.options) for proposal in known.proposals)
-    return choices if before and choices != before else None
+    """Proposals that differ from the known ones, None if they are equal or none were known."""
+    return reported.proposals if known.proposals and reported.proposals != known.proposals else None
 
 
 def with_change(known: Round, field: RoundField, value: ReportedValue) -> Round:

@@ -129,7 +129,7 @@ class RoundRegistry:
         self._endpoints.chain_id = self._endpoints.chain_id or chain_id
         self._chain_id_stored = chain_id is not None
         for row in await self._store.rounds():
-            proposals = tuple(Proposal(number, "", tuple(options)) for number, options in row.proposals)
+            proposals = tuple(Proposal(number, tuple(options)) for number, options in row.proposals)
             status = RoundStatus(row.status)
             self._put(Round(row.round_id, status, row.vote_end_time, proposals, row.created_at_height))
             self._record(row.round_id).is_closed = row.closed_at is not None

@@ -48,10 +48,7 @@ async def test_round(status: int) -> None:
     assert found is not None
     assert (found.round_id, found.status, found.vote_end_time) == (ROUND_ID, RoundStatus(status), 1795268195)
     assert found.created_at_height == 55
-    assert [(p.id, p.title, p.options) for p in found.proposals] == [
-        (1, "Proposal A", (0, 1)),
-        (2, "Proposal B", (0, 1)),
-    ]
+    assert [(p.id, p.options) for p in found.proposals] == [(1, (0, 1)), (2, (0, 1))]
 
 
 async def test_rounds_and_unknown_round() -> None:

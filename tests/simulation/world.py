@@ -27,7 +27,7 @@ from tests.unit.store.fixtures import operator_retry
 PASSES_A_SECOND = 600.0
 MONITOR_SECONDS = 5.0
 MOMENTS = ("now", "after commit", "before commit", "broadcast", "proof", "broadcast", "proof")
-PROPOSALS = (Proposal(1, "one", (0, 1)), Proposal(2, "two", (0, 1, 2)))
+PROPOSALS = (Proposal(1, (0, 1)), Proposal(2, (0, 1, 2)))
 
 
 class World:

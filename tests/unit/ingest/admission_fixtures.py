@@ -38,7 +38,7 @@ def body(**changes: Any) -> bytes:
 
 def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, round_id: bytes = ROUND_ID) -> Round:
     """The recorded round: proposals 1 and 2 with options 0 and 1."""
-    proposals = (Proposal(1, "one", (0, 1)), Proposal(2, "two", (0, 1)))
+    proposals = (Proposal(1, (0, 1)), Proposal(2, (0, 1)))
     return Round(round_id, status, END, proposals, height)
 
 
