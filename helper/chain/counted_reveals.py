@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from helper.chain.models import TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Verdict, verdict_of
-from helper.errors import ChainAnswerError
+from helper.errors import ChainAnswerError, ChainUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,18 @@ def is_counted(result: TxResult | None, height: int) -> bool | None:
     if result.height < height:
         return None
     return result.height > height and shows_spent(result)
+
+
+def require_counted(result: TxResult | None, height: int) -> bool:
+    """As `is_counted`.
+
+    Raises:
+        ChainUnavailable: it is not known yet.
+    """
+    counted = is_counted(result, height)
+    if counted is None:
+        raise ChainUnavailable(f"block {height}: the result of a reveal in it is not known yet")
+    return counted
 
 
 def shows_spent(result: TxResult) -> bool:

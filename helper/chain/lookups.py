@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from helper.chain.counted_reveals import CountedReveal, is_counted, reveal_in
+from helper.chain.counted_reveals import CountedReveal, is_counted, require_counted, reveal_in
 from helper.chain.gather import gather_limited
 from helper.chain.models import TreeState, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightGoneError
-from helper.errors import ChainError, ChainUnavailable
+from helper.errors import ChainError
 
 BLOCKS_AT_ONCE: Final = 8
 """Number of blocks read concurrently."""
@@ -147,11 +147,8 @@ class ChainLookups:
                     message = reveal_in(raw)
                     if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
                         continue
-                    match is_counted(await self._result(raw), height):
-                        case None:
-                            raise ChainUnavailable(f"block {height}: the result of a reveal in it is not known yet")
-                        case True:
-                            return CountedReveal(height, raw, message)
+                    if require_counted(await self._result(raw), height):
+                        return CountedReveal(height, raw, message)
             self._told(batch[-1])
         return None
 

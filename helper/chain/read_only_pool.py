@@ -30,12 +30,15 @@ class ReadOnlyNodePool:
         endpoints: the node pool.
         timeout: timeout of a call to one node, in seconds.
         transport: replaces the network in tests.
+
+    Attributes:
+        endpoints: the node pool, whose health decides which nodes are called.
     """
 
     def __init__(
         self, endpoints: NodePool, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         self._clients = {
             endpoint: ChainClient(endpoint.client.url, timeout=timeout, transport=transport, connections=CONNECTIONS)
             for endpoint in endpoints.all
@@ -54,7 +57,7 @@ class ReadOnlyNodePool:
             ChainAnswerError: no node succeeded, and at least one returned an invalid answer.
             ChainUnavailable: no node answered.
         """
-        clients = [self._clients[endpoint] for endpoint in self._endpoints.fresh]
+        clients = [self._clients[endpoint] for endpoint in self.endpoints.fresh]
         errors: dict[str, ChainError] = {}
         for client in sorted(clients, key=lambda client: client.slow):
             try:

@@ -11,13 +11,10 @@ from hashlib import sha256
 from typing import Final, TypeVar
 
 import anyio
-import httpx
 
-from helper.chain.counted_reveals import CountedReveal, is_counted, reveal_in
+from helper.chain.counted_reveals import CountedReveal, require_counted, reveal_in
 from helper.chain.gather import gather_limited
 from helper.chain.models import TxResult
-from helper.chain.node_http import TIMEOUT
-from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainUnavailable
@@ -32,16 +29,12 @@ class RevealHistory:
     """Reads the counted reveals of blocks.
 
     Args:
-        endpoints: the node pool.
-        timeout: timeout of a call to one node, in seconds.
-        transport: replaces the network in tests.
+        pool: the nodes; closed with the reader.
     """
 
-    def __init__(
-        self, endpoints: NodePool, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
-        self._endpoints = endpoints
-        self._pool = ReadOnlyNodePool(endpoints, timeout=timeout, transport=transport)
+    def __init__(self, pool: ReadOnlyNodePool) -> None:
+        self._pool = pool
+        self._endpoints = pool.endpoints
         self._slots = anyio.Semaphore(AT_ONCE)
 
     async def aclose(self) -> None:
@@ -76,14 +69,11 @@ class RevealHistory:
             raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
         reveals = [(raw, message) for raw in block.txs if (message := reveal_in(raw)) is not None]
         results = await gather_limited(reveals, lambda reveal: self._result(reveal[0]), AT_ONCE)
-        counted: list[CountedReveal] = []
-        for (raw, message), result in zip(reveals, results, strict=True):
-            match is_counted(result, height):
-                case None:
-                    raise ChainUnavailable(f"block {height}: the result of a transaction in it is not known yet")
-                case True:
-                    counted.append(CountedReveal(height, raw, message))
-        return counted
+        return [
+            CountedReveal(height, raw, message)
+            for (raw, message), result in zip(reveals, results, strict=True)
+            if require_counted(result, height)
+        ]
 
     async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()

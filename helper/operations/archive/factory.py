@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from helper.chain.models import Round
 from helper.chain.node_pool import NodePool
+from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.reveal_history import RevealHistory
 from helper.clock import Clock
 from helper.config import Config
@@ -54,7 +55,7 @@ def archive_writer(
         return None
     return ArchiveWriter(
         bucket,
-        RevealHistory(endpoints, timeout=config.chain.timeout_seconds),
+        RevealHistory(ReadOnlyNodePool(endpoints, timeout=config.chain.timeout_seconds)),
         rounds=rounds,
         mine=mine,
         circuits=CIRCUITS,

@@ -11,6 +11,7 @@ import pytest
 from helper.chain.counted_reveals import is_counted
 from helper.chain.lookups import ChainLookups
 from helper.chain.models import Round, RoundStatus, TxResult
+from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.reveal_history import RevealHistory
 from helper.errors import ChainUnavailable
 from helper.operations.archive.object_names import bundle_name, progress_name
@@ -77,7 +78,7 @@ async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: st
     bucket = MemoryBucket()
     writer = ArchiveWriter(
         bucket,
-        RevealHistory(endpoints, transport=network),
+        RevealHistory(ReadOnlyNodePool(endpoints, transport=network)),
         rounds=lambda: [Round(MESSAGE.round_id, RoundStatus.ACTIVE, 2_000_000_000, (), 300)],
         circuits=CIRCUITS,
         clock=Instant(),

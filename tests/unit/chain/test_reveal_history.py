@@ -7,6 +7,7 @@ from hashlib import sha256
 import httpx
 import pytest
 
+from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import HeightGoneError
 from helper.chain.reveal_history import RevealHistory
 from helper.errors import ChainError, ChainUnavailable
@@ -23,7 +24,7 @@ async def reader(clock: FakeClock, **nodes: Node) -> tuple[RevealHistory, Networ
     network = Network(**nodes)
     endpoints = network.endpoints(clock)
     await endpoints.check()
-    return RevealHistory(endpoints, transport=network), network
+    return RevealHistory(ReadOnlyNodePool(endpoints, transport=network)), network
 
 
 async def test_reveals_returns_counted_reveals_in_block_order() -> None:
