@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.resend_policy import AT_NEXT_BLOCK, Next, next_step
+from helper.reveal.send_state import SendStates
 from helper.store.rows import SentReveal
 from helper.store.store import Store
 
@@ -38,8 +39,8 @@ IN_FLIGHT = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT = 0
 """The height for which `follow_ups` returns only messages that were never sent."""
-ENDED_KEPT = 100_000
-"""Shares whose last send (time and node) is remembered."""
+STATES_KEPT = 100_000
+"""Shares whose send state is kept in memory."""
 TRIAL_SECONDS = 10.0
 """How long a reveal waits for the result of another one that tries the same circuit; then it waits for a block."""
 AVOIDED_SECONDS = 30.0
@@ -94,18 +95,11 @@ class Broadcaster:
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
-        self._sending: dict[int, int] = {}  # by share: the fencing token under which its message was read
+        self._states = SendStates(STATES_KEPT)
         self._avoided: dict[str, float] = {}  # by node: until when, monotonic
-        self._refused_by: dict[
-            int, tuple[bytes, dict[str, Verdict]]
-        ] = {}  # by share: transaction hash, verdict by node
         self._trial = asyncio.Lock()  # held by the one reveal that tries a circuit
         self._tried: dict[str, dict[str, int]] = {}  # by circuit: nodes that refused a proof, and the last such share
         self._began = clock.monotonic()
-        self._stuck: set[int] = set()  # shares whose last follow-up raised an unexpected error
-        self._ended: dict[int, float] = {}  # by share: when the last send ended, monotonic
-        self._sent_to: dict[int, dict[str, float]] = {}  # by share: when each node was last sent it, monotonic
-        self._first_sent: dict[int, float] = {}  # by share: when it was first sent since the start, monotonic
         self._delays = RecentKeys(DELAY_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
 
@@ -120,18 +114,13 @@ class Broadcaster:
         dropped, because another host may have sent those messages since.
         """
         self._began = self._clock.monotonic()
-        self._ended.clear()
+        self._states.forget_ends()
 
     def confirmed(self, share_id: int) -> None:
         """Drop the state of a confirmed share, whoever revealed it."""
-        first = self._first_sent.get(share_id)
-        if first is not None:
-            self._stats.confirmation.add(self._clock.monotonic() - first)
-        self._refused_by.pop(share_id, None)
-        self._stuck.discard(share_id)
-        self._ended.pop(share_id, None)
-        self._sent_to.pop(share_id, None)
-        self._first_sent.pop(share_id, None)
+        first_sent_at = self._states.confirm(share_id)
+        if first_sent_at is not None:
+            self._stats.confirmation.add(self._clock.monotonic() - first_sent_at)
 
     async def send(self, share_id: int) -> None:
         """Send the prepared message of a share, unless it was confirmed meanwhile."""
@@ -147,9 +136,9 @@ class Broadcaster:
         """
         if not self._lease.held:
             return
-        share_ids = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + len(self._stuck))
+        share_ids = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + self._states.stuck)
         # Shares that raised an error before come last, so that they do not displace all others.
-        selected = sorted(share_ids, key=self._stuck.__contains__)[:FOLLOWED_UP]
+        selected = sorted(share_ids, key=lambda share_id: self._states.get(share_id).is_stuck)[:FOLLOWED_UP]
         await self._follow_up_all(selected, partial(self._next, height=height))
 
     async def send_new(self) -> None:
@@ -162,7 +151,7 @@ class Broadcaster:
         """
         before: set[int] = set()
         while self._lease.held:
-            share_ids = await self._store.follow_ups(height=NEVER_SENT, limit=FOLLOWED_UP + len(self._stuck))
+            share_ids = await self._store.follow_ups(height=NEVER_SENT, limit=FOLLOWED_UP + self._states.stuck)
             if before.issuperset(share_ids):
                 return  # the remaining ones cannot be sent now
             before = set(share_ids)
@@ -173,7 +162,7 @@ class Broadcaster:
         slots = asyncio.Semaphore(IN_FLIGHT)
         async with asyncio.TaskGroup() as group:
             for share_id in share_ids:
-                if share_id not in self._sending:
+                if not self._states.get(share_id).is_in_flight:
                     await slots.acquire()
                     group.create_task(self._follow_up(share_id, work, slots))
 
@@ -182,28 +171,27 @@ class Broadcaster:
     ) -> None:
         try:
             await self._run_exclusively(share_id, work)
-            self._stuck.discard(share_id)
+            self._states.set_stuck(share_id, is_stuck=False)
         except HelperError as error:
-            self._stuck.add(share_id)
+            self._states.set_stuck(share_id, is_stuck=True)
             log.error("follow_up_failed", error=str(error), advice=error.advice)
         except Exception:
-            self._stuck.add(share_id)
+            self._states.set_stuck(share_id, is_stuck=True)
             log.exception("follow_up_failed")
         finally:
             slots.release()
 
     async def _run_exclusively(self, share_id: int, work: Callable[[SentReveal], Awaitable[None]]) -> None:
         """Read the message of a share and run `work` on it, unless another task is working on the share."""
-        if share_id in self._sending:
+        if not self._states.claim(share_id, self._lease.fence):
             return
-        self._sending[share_id] = self._lease.fence
         try:
             # Read only now: the share may have been sent or proven again since it was selected.
             reveal = await self._store.sent_reveal(share_id)
             if reveal is not None:
                 await work(reveal)
         finally:
-            del self._sending[share_id]
+            self._states.release(share_id)
 
     async def _next(self, reveal: SentReveal, height: int) -> None:
         step = _step(reveal, height)
@@ -263,11 +251,12 @@ class Broadcaster:
             if first:
                 self._note_broadcast(reveal)
                 first = False
-            self._note_sent_to(share_id, endpoint)
+            state = self._states.get(share_id)
+            state.sent_to[endpoint.name] = self._clock.monotonic()
             outcome = await endpoint.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
             if outcome.left:
-                self._note_end(share_id)
+                state.last_ended_at = self._clock.monotonic()
             if not self._is_current(share_id):
                 return
             await self._store.record_outcome(share_id, outcome=outcome.verdict.name)
@@ -283,21 +272,10 @@ class Broadcaster:
 
         If the lease was lost and acquired again meanwhile, another host may have sent the share or proven it again.
         """
-        return self._sending.get(share_id) == self._lease.fence
+        return self._states.get(share_id).fence == self._lease.fence
 
     def _may_send(self, share_id: int) -> bool:
         return self._lease.held and self._is_current(share_id)
-
-    def _note_sent_to(self, share_id: int, endpoint: Node) -> None:
-        self._sent_to.setdefault(share_id, {})[endpoint.name] = self._clock.monotonic()
-        if len(self._sent_to) > ENDED_KEPT:
-            del self._sent_to[next(iter(self._sent_to))]
-
-    def _note_end(self, share_id: int) -> None:
-        self._ended.pop(share_id, None)
-        self._ended[share_id] = self._clock.monotonic()
-        if len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
 
     def _at_new_height(self, reveal: SentReveal) -> bool:
         """Whether a block was made after the last send.
@@ -305,8 +283,9 @@ class Broadcaster:
         The height alone does not show that: the chain may have been a block ahead of the known head. A message that
         may have been sent before the start waits for a block made after the start.
         """
-        earlier = None if reveal.first_message and not reveal.sends else self._began
-        ended = self._ended.get(reveal.share_id, earlier)
+        ended = self._states.get(reveal.share_id).last_ended_at
+        if ended is None and (reveal.sends or not reveal.first_message):
+            ended = self._began
         return ended is None or self._endpoints.made_since(ended)
 
     def _candidates(self, reveal: SentReveal) -> list[Node]:
@@ -315,15 +294,14 @@ class Broadcaster:
         First those that were never sent the share, then those that were, the longest ago first, because a node may
         accept a reveal and drop it. Nodes that refused the message come last.
         """
-        now, refusers = self._clock.monotonic(), self._refusers(reveal)
-
-        sent_to = self._sent_to.get(reveal.share_id) or {reveal.last_endpoint or "": 0.0}
+        now, refusals = self._clock.monotonic(), self._refusals(reveal)
+        sent_to = self._states.get(reveal.share_id).sent_to or {reveal.last_endpoint or "": 0.0}
         tried = self._tried.get(reveal.prepared.circuit, {})
 
         def preference(endpoint: Node) -> tuple[bool, float, bool]:
             is_avoided = self._avoided.get(endpoint.name, now) > now
             return (
-                endpoint.name in refusers or endpoint.name in tried,
+                endpoint.name in refusals or endpoint.name in tried,
                 sent_to.get(endpoint.name, -math.inf),
                 is_avoided,
             )
@@ -332,9 +310,7 @@ class Broadcaster:
 
     def _note_broadcast(self, reveal: SentReveal) -> None:
         self._stats.count("broadcast")
-        self._first_sent.setdefault(reveal.share_id, self._clock.monotonic())
-        if len(self._first_sent) > ENDED_KEPT:
-            del self._first_sent[next(iter(self._first_sent))]
+        self._states.get(reveal.share_id).note_first_send(self._clock.monotonic())
         if reveal.first_try:
             self._stats.lateness_broadcast.add(self._clock.now() - reveal.due_ms / 1000)
 
@@ -364,40 +340,39 @@ class Broadcaster:
         The node may be broken or malicious, so a refusal is accepted only if every node in sync refuses. Until then
         the same bytes are sent to the other nodes, one each block.
         """
-        refusers = self._refusers(reveal)
-        refusers[endpoint.name] = outcome.verdict
-        self._refused_by[reveal.share_id] = (reveal.prepared.tx_hash, refusers)
+        state = self._states.get(reveal.share_id)
+        state.add_refusal(reveal.prepared.tx_hash, endpoint.name, outcome.verdict)
+        refusals = self._refusals(reveal)
         circuit, tried = reveal.prepared.circuit, dict[str, int]()
         if outcome.verdict is Verdict.BAD_PROOF and self._circuits.is_unproven(circuit):
             # No proof of this circuit was ever accepted, so refusals of its other proofs count too.
             tried = self._tried.setdefault(circuit, {})
             tried[endpoint.name] = reveal.share_id
-        if any(other.name not in refusers and other.name not in tried for other in self._endpoints.fresh):
+        if any(other.name not in refusals and other.name not in tried for other in self._endpoints.fresh):
             log.warning("node_refused_reveal", endpoint=endpoint.name, reason=outcome.log)
             return
         if outcome.verdict is Verdict.BAD_PROOF:
             self._tried.pop(circuit, None)
             # A share that is being followed up now notices the refused circuit itself.
-            others = {share_id for share_id in tried.values() if share_id not in self._sending}
+            others = {share_id for share_id in tried.values() if not self._states.get(share_id).is_in_flight}
             for share_id in sorted(others | {reveal.share_id}):
-                self._refused_by.pop(share_id, None)
+                self._states.get(share_id).clear_refusals()
                 self._circuits.refused(share_id, circuit)
                 await self._requeue(share_id, f"the chain refuses {circuit} proofs")
             return
-        self._refused_by.pop(reveal.share_id, None)
-        if len(refusers) > 1:
+        state.clear_refusals()
+        if len(refusals) > 1:
             await self._attempts.fail(reveal.share_id, "broadcast", outcome.log)
         else:
             await self._spend(reveal, outcome)
 
-    def _refusers(self, reveal: SentReveal) -> dict[str, Verdict]:
-        """The nodes that refused exactly this message, with their verdicts."""
-        tx_hash, refusers = self._refused_by.get(reveal.share_id, (b"", {}))
-        return refusers if tx_hash == reveal.prepared.tx_hash else {}
+    def _refusals(self, reveal: SentReveal) -> Mapping[str, Verdict]:
+        """The verdicts of the nodes that refused exactly this message, by node name."""
+        return self._states.get(reveal.share_id).refusals_of(reveal.prepared.tx_hash)
 
     def _is_refused(self, reveal: SentReveal) -> bool:
         """Whether a node refused exactly this message for its proof, which our own verifier accepts."""
-        return Verdict.BAD_PROOF in self._refusers(reveal).values()
+        return Verdict.BAD_PROOF in self._refusals(reveal).values()
 
     async def _failed_in_block(self, reveal: SentReveal) -> bool:
         """Whether exactly this message failed in a block for its proof; some nodes check proofs only there."""
