@@ -69,7 +69,7 @@ def transaction(database: OpenedDatabase) -> Iterator[SqliteTransaction]:
     yield database.tx
     database.tx.flush_counts()
     database.tx.conn.execute("COMMIT")
-    database.eraser.tend(idle=False)
+    database.eraser.run_due(idle=False)
 
 
 def fill(path: Path, round_id: bytes, count: int, *, due: int, first: int = 0) -> None:
@@ -92,4 +92,4 @@ def forget(path: Path, *, after: int) -> None:
         database.eraser.note_deleted()
         # all of it, with what a crash before it left to look through: what is measured next is not to wait for it
         while database.eraser.pending:
-            database.eraser.tend(idle=True)
+            database.eraser.run_due(idle=True)

@@ -151,7 +151,7 @@ class SqliteEndpoint(MigrationEndpoint):
                 self._deleted = False
                 self._opened.eraser.note_deleted()
             with acting_as_owner(self._path):  # this opens the WAL file
-                self._opened.eraser.tend(idle=False)
+                self._opened.eraser.run_due(idle=False)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -87,7 +87,7 @@ class Writer(WritingThread[SqliteTransaction]):
                 if self.trouble.displaced is None:
                     if self.trouble.probe_due:
                         self._probe(opened)
-                    opened.eraser.tend(idle=self._jobs.empty())
+                    opened.eraser.run_due(idle=self._jobs.empty())
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Resolved jobs are skipped.
                 log.exception("writer_failed")

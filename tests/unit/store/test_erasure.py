@@ -11,7 +11,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.store.sql_files import schema
-from helper.store.sqlite import erasure
+from helper.store.sqlite import erasure, erasure_schedule
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
 from helper.store.sqlite.store import SqliteStore
@@ -256,7 +256,7 @@ def test_while_there_is_something_to_write_a_slice_has_a_tenth_of_the_time(
 
     def written_and_tended() -> int:
         conn.execute("UPDATE meta SET row_check = randomblob(8) WHERE key = (SELECT min(key) FROM meta)")
-        eraser.tend(idle=True)
+        eraser.run_due(idle=True)
         return len(slices)
 
     assert written_and_tended() == 1
@@ -265,8 +265,8 @@ def test_while_there_is_something_to_write_a_slice_has_a_tenth_of_the_time(
     assert written_and_tended() == 1
     clock.advance(0.2)
     assert written_and_tended() == 2
-    eraser.tend(idle=True)
-    eraser.tend(idle=True)
+    eraser.run_due(idle=True)
+    eraser.run_due(idle=True)
     assert len(slices) == 4, "nobody waits for the writer"
     database.close()
 
@@ -276,7 +276,7 @@ async def test_after_an_end_before_all_was_scrubbed_the_next_start_begins_anew(
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 1)
-    monkeypatch.setattr(erasure, "SLICE_PAUSE", 3600.0)
+    monkeypatch.setattr(erasure_schedule, "SLICE_PAUSE", 3600.0)
     open_database(path, SystemClock()).close()
     conn = sqlite3.connect(path)
     churn(conn)
@@ -324,12 +324,12 @@ def test_bytes_scrubbed_from_the_file_do_not_come_back_from_the_cache(
     conn.execute("BEGIN IMMEDIATE")
     deleted = churn(conn)
     if in_between:
-        monkeypatch.setattr(erasure, "CHANGES_PER_CHECKPOINT", 1)
-        eraser.tend(idle=False)
+        monkeypatch.setattr(erasure_schedule, "CHANGES_PER_CHECKPOINT", 1)
+        eraser.run_due(idle=False)
         assert eraser.gaps > 0
         assert hits(path, deleted)["queue.db-wal"] > 0
     eraser.note_deleted()
-    eraser.tend(idle=True)
+    eraser.run_due(idle=True)
     assert not eraser.pending
     assert hits(path, deleted) == {}
 
@@ -354,11 +354,11 @@ def test_where_the_log_can_not_be_looked_at_all_pages_are_looked_through(
         conn.execute("BEGIN IMMEDIATE")
         deleted = churn(conn)
         eraser.note_deleted()
-        eraser.tend(idle=True)
-    clock.advance(erasure.RETRY_AFTER_ERROR)
+        eraser.run_due(idle=True)
+    clock.advance(erasure_schedule.RETRY_AFTER_ERROR)
     conn.execute("INSERT INTO meta VALUES ('new', '', zeroblob(8))")  # which begins the log anew
     while eraser.pending:
-        eraser.tend(idle=True)
+        eraser.run_due(idle=True)
 
     assert hits(path, deleted) == {}
     database.close()

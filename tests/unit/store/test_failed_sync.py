@@ -85,9 +85,9 @@ async def test_a_full_disk_refuses_no_start_and_erasure_is_tried_again(
         patch.setattr("helper.store.sqlite.erasure.scrub_pages", full)
         opened = open_database(there, clock)
     assert opened.eraser.pending
-    opened.eraser.tend(idle=True)
+    opened.eraser.run_due(idle=True)
     assert opened.eraser.pending, "not at once"
     clock.advance(1)
-    opened.eraser.tend(idle=True)
+    opened.eraser.run_due(idle=True)
     assert not opened.eraser.pending
     opened.close()

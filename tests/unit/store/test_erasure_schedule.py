@@ -1,0 +1,217 @@
+"""The states of erasure: every transition of the table, and what is due in each state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from helper.store.sqlite.erasure_schedule import (
+    CHANGES_PER_CHECKPOINT,
+    ERASE_WITHIN,
+    RETRY_AFTER,
+    RETRY_AFTER_ERROR,
+    SLICE_PAUSE,
+    SLICE_REST,
+    Action,
+    ErasureSchedule,
+    ErasureState,
+)
+
+CLEAN, SCRUBBING, PENDING, BLOCKED, FAILED = ErasureState
+NOW = 100.0
+
+Step = Callable[[ErasureSchedule], None]
+
+
+def deleted(schedule: ErasureSchedule) -> None:
+    schedule.rows_deleted(NOW)
+
+
+def found(schedule: ErasureSchedule) -> None:
+    schedule.pages_unscrubbed(5)
+
+
+def sliced(schedule: ErasureSchedule) -> None:
+    schedule.slice_scrubbed(3, began=NOW, now=NOW, changes=0)
+
+
+def scrubbed(schedule: ErasureSchedule) -> None:
+    schedule.slice_scrubbed(0, began=NOW, now=NOW, changes=0)
+
+
+def written(schedule: ErasureSchedule) -> None:
+    schedule.written_back()
+
+
+def erased(schedule: ErasureSchedule) -> None:
+    schedule.erased()
+
+
+def blocked(schedule: ErasureSchedule) -> None:
+    schedule.blocked_by_reader(NOW)
+
+
+def failed(schedule: ErasureSchedule) -> None:
+    schedule.failed(NOW)
+
+
+def after(*steps: Step) -> ErasureSchedule:
+    schedule = ErasureSchedule()
+    for step in steps:
+        step(schedule)
+    return schedule
+
+
+@pytest.mark.parametrize(
+    ("before", "state", "transitions"),
+    [
+        (
+            [],
+            CLEAN,
+            {deleted: PENDING, found: SCRUBBING, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
+        ),
+        (
+            [found],
+            SCRUBBING,
+            {
+                deleted: PENDING,
+                found: SCRUBBING,
+                sliced: SCRUBBING,
+                scrubbed: CLEAN,
+                written: SCRUBBING,
+                erased: SCRUBBING,
+                blocked: SCRUBBING,
+                failed: FAILED,
+            },
+        ),
+        (
+            [deleted],
+            PENDING,
+            {deleted: PENDING, found: PENDING, written: PENDING, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
+        ),
+        (
+            [deleted, found],
+            PENDING,
+            {sliced: PENDING, scrubbed: PENDING, erased: SCRUBBING, blocked: BLOCKED, failed: FAILED},
+        ),
+        (
+            [deleted, blocked],
+            BLOCKED,
+            {deleted: BLOCKED, found: BLOCKED, written: BLOCKED, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
+        ),
+        (
+            [found, deleted, blocked],
+            BLOCKED,
+            {sliced: BLOCKED, scrubbed: BLOCKED, erased: SCRUBBING},
+        ),
+        (
+            [failed],
+            FAILED,
+            {deleted: FAILED, found: FAILED, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
+        ),
+        (
+            [found, failed],
+            FAILED,
+            {sliced: FAILED, scrubbed: FAILED, written: SCRUBBING, erased: SCRUBBING, blocked: SCRUBBING},
+        ),
+        (
+            [deleted, failed],
+            FAILED,
+            {written: PENDING, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
+        ),
+    ],
+)
+def test_transition_from_each_state_leads_to_the_state_of_the_table(
+    before: list[Step], state: ErasureState, transitions: dict[Step, ErasureState]
+) -> None:
+    assert after(*before).state is state
+    assert {step: after(*before, step).state for step in transitions} == transitions
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_pending", "wait"),
+    [
+        ([], False, None),
+        ([failed], False, None),
+        ([found], True, SLICE_PAUSE),
+        ([deleted], True, RETRY_AFTER),
+        ([deleted, found], True, RETRY_AFTER),
+        ([deleted, blocked], True, RETRY_AFTER),
+        ([deleted, failed], True, RETRY_AFTER),
+        ([deleted, erased], False, None),
+        ([deleted, found, erased], True, SLICE_PAUSE),
+        ([deleted, found, scrubbed, written], True, RETRY_AFTER),
+        ([found, scrubbed], False, None),
+    ],
+)
+def test_pending_and_longest_wait_depend_on_what_is_left(
+    steps: list[Step], is_pending: bool, wait: float | None
+) -> None:
+    schedule = after(*steps)
+    assert (schedule.is_pending, schedule.longest_wait()) == (is_pending, wait)
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "is_idle", "changes", "action"),
+    [
+        ([], 0.0, True, 0, Action.NONE),
+        ([], 0.0, True, CHANGES_PER_CHECKPOINT - 1, Action.NONE),
+        ([], 0.0, False, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
+        ([deleted], 0.0, True, 0, Action.ERASE),
+        ([deleted], 0.0, False, 0, Action.NONE),
+        ([deleted], 0.0, False, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
+        ([deleted], ERASE_WITHIN - 0.01, False, 0, Action.NONE),
+        ([deleted], ERASE_WITHIN, False, 0, Action.ERASE),
+        ([deleted, blocked], 0.0, True, 0, Action.ERASE),
+        ([deleted, blocked], ERASE_WITHIN - 0.01, False, 0, Action.NONE),
+        ([deleted, blocked], ERASE_WITHIN, False, 0, Action.ERASE),
+        ([found], 0.0, True, 0, Action.WRITE_BACK),
+        ([found], 0.0, False, 0, Action.NONE),
+        ([failed], RETRY_AFTER_ERROR - 0.01, True, CHANGES_PER_CHECKPOINT, Action.NONE),
+        ([failed], RETRY_AFTER_ERROR, True, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
+        ([deleted, failed], RETRY_AFTER_ERROR - 0.01, True, 0, Action.NONE),
+        ([deleted, failed], RETRY_AFTER_ERROR, True, 0, Action.ERASE),
+        ([deleted, failed], RETRY_AFTER_ERROR, False, 0, Action.NONE),
+        ([deleted, failed], ERASE_WITHIN, False, 0, Action.ERASE),
+        ([failed, deleted], ERASE_WITHIN, False, 0, Action.ERASE),
+        ([deleted, erased], ERASE_WITHIN, True, 0, Action.NONE),
+    ],
+)
+def test_next_action_depends_on_state_idleness_time_and_changes(
+    steps: list[Step], seconds: float, is_idle: bool, changes: int, action: Action
+) -> None:
+    assert after(*steps).next_action(NOW + seconds, is_idle=is_idle, changes=changes) is action
+
+
+def test_second_deletion_does_not_extend_the_deadline() -> None:
+    schedule = after(deleted)
+    schedule.rows_deleted(NOW + ERASE_WITHIN / 2)
+    assert schedule.next_action(NOW + ERASE_WITHIN, is_idle=False, changes=0) is Action.ERASE
+
+
+def test_blocked_erasure_past_its_deadline_is_retried_after_a_pause() -> None:
+    schedule = after(deleted)
+    late = NOW + 5 * ERASE_WITHIN
+    schedule.blocked_by_reader(late)
+    assert schedule.next_action(late + RETRY_AFTER / 2, is_idle=False, changes=0) is Action.NONE
+    assert schedule.next_action(late + RETRY_AFTER, is_idle=False, changes=0) is Action.ERASE
+
+
+def test_checkpoint_restarts_the_count_of_changes() -> None:
+    schedule = ErasureSchedule()
+    schedule.checkpoint_begun(CHANGES_PER_CHECKPOINT)
+    assert not schedule.has_unwritten_changes(CHANGES_PER_CHECKPOINT)
+    assert schedule.has_unwritten_changes(CHANGES_PER_CHECKPOINT + 1)
+    assert schedule.next_action(NOW, is_idle=True, changes=2 * CHANGES_PER_CHECKPOINT - 1) is Action.NONE
+    assert schedule.next_action(NOW, is_idle=True, changes=2 * CHANGES_PER_CHECKPOINT) is Action.WRITE_BACK
+
+
+def test_slices_pause_in_proportion_to_their_duration_while_there_are_writes() -> None:
+    schedule = after(found)
+    schedule.slice_scrubbed(4, began=NOW, now=NOW + 0.1, changes=7)
+    end = NOW + 0.1 + SLICE_REST * 0.1
+    assert schedule.slice_due(NOW + 0.1, changes=7), "nothing was written since"
+    assert not schedule.slice_due(end - 0.01, changes=8)
+    assert schedule.slice_due(end, changes=8)
+    assert not after().slice_due(end, changes=8), "no page is left"
