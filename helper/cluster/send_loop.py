@@ -15,7 +15,7 @@ import structlog
 from helper.clock import Clock
 from helper.errors import HelperError
 from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.retention import BackgroundRetention, Retention
+from helper.reveal.retention import Retention
 
 log = structlog.get_logger("helper.cluster")
 
@@ -37,7 +37,7 @@ class SendLoop:
         self, *, broadcaster: Broadcaster, retention: Retention, paused: Callable[[], str | None], clock: Clock
     ) -> None:
         self._broadcaster = broadcaster
-        self._retention = BackgroundRetention(retention)
+        self._retention = retention
         self._paused = paused
         self._clock = clock
         self._wake_event = asyncio.Event()
@@ -59,7 +59,7 @@ class SendLoop:
 
     async def _run_once(self) -> None:
         problem: Exception | None = None
-        for step in (self._retention.turn, self._send):
+        for step in (self._retention.run_due, self._send):
             try:
                 await step()
             except Exception as error:  # any error: the other step and the next iteration must still run

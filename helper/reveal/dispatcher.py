@@ -18,7 +18,7 @@ from helper.core.schedule import retry_delay
 from helper.errors import HelperError
 from helper.observability.stats import Stats
 from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.retention import BackgroundRetention, Retention
+from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.store.rows import QueuedShare
 from helper.store.store import Store
@@ -78,7 +78,7 @@ class Dispatcher:
         self._store = store
         self._revealer = revealer
         self._broadcaster = broadcaster
-        self._retention = None if retention is None else BackgroundRetention(retention)
+        self._retention = retention
         self._longest_sleep = longest_sleep
         self._gate = gate
         self._slots = slots
@@ -159,7 +159,7 @@ class Dispatcher:
 
     async def _run_retention(self) -> float:
         if self._retention is not None:
-            await self._retention.turn()
+            await self._retention.run_due()
         return math.inf
 
     # ---------------------------------------------------------------- dispatch

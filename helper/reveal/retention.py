@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
+from enum import Enum
 from typing import Protocol
 
 import structlog
@@ -21,8 +23,36 @@ log = structlog.get_logger("helper.reveal")
 UNSUBMITTED = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
 INTERVAL = 1.0
 """Shortest interval between two checks of the rounds, in seconds."""
-TENDING_PATIENCE = 0.05
-"""Seconds that dispatch waits for alerts and purges; longer ones continue in the background."""
+RUN_PATIENCE = 0.05
+"""Seconds that dispatch waits for reports and purges; longer ones continue in the background."""
+
+
+class RetentionStage(Enum):
+    """The stages of a round's retention. A round passes through them in this order, and is gone after the last."""
+
+    OPEN = "not closed by the chain"
+    CLOSED = "closed; its unconfirmed shares are to be reported"
+    RETAINED = "reported; its data is kept for the operator"
+    EXPIRED = "reported; its data is to be purged"
+
+
+def retention_stage(
+    stored: StoredRound, *, is_closed: bool, chain_now: float | None, purge_after: float
+) -> RetentionStage:
+    """Return the stage of a round.
+
+    Args:
+        stored: the round with its marks.
+        is_closed: whether the chain has closed it.
+        chain_now: the chain's time in unix seconds, None if unknown; then nothing expires.
+        purge_after: seconds of the chain's time from the end of the round to its purge.
+    """
+    if not is_closed:
+        return RetentionStage.OPEN
+    if stored.closed_at is None or stored.alerted_at is None:
+        return RetentionStage.CLOSED
+    has_expired = chain_now is not None and chain_now >= stored.closed_at + purge_after
+    return RetentionStage.EXPIRED if has_expired else RetentionStage.RETAINED
 
 
 class Rounds(Protocol):
@@ -56,8 +86,8 @@ class Retention:
 
     Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
     witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are
-    purged with the round. The rounds are read only after a change on the chain or when a purge is due, at most once a
-    second. Of several hosts, the lease holder does this.
+    purged with the round. Frozen rounds are left alone. The rounds are read only after a change on the chain or when a
+    purge is due, at most once a second. Of several hosts, the lease holder does this.
     """
 
     def __init__(
@@ -79,46 +109,68 @@ class Retention:
         self._next_check = -INTERVAL
         self._checked_revision: int | None = None  # at the last successful check
         self._next_purge = math.inf  # unix seconds
+        self._task: asyncio.Task[None] | None = None
 
     @property
-    def wanted(self) -> bool:
+    def is_due(self) -> bool:
         """Whether there may be anything to do."""
         if not self._lease.held or self._clock.monotonic() < self._next_check:
             return False
         now = self._rounds.chain_now()
         return self._rounds.revision != self._checked_revision or (now is not None and now >= self._next_purge)
 
+    async def run_due(self) -> None:
+        """Start a run in the background if one is due, and wait for it briefly.
+
+        A slow node or a large purge does not delay the caller. An error of the run is raised here, or by a later call.
+
+        Raises:
+            StoreError: the rounds cannot be read or changed.
+        """
+        if self._task is None and self.is_due:
+            self._task = asyncio.create_task(self.run_once())
+            await asyncio.wait({self._task}, timeout=RUN_PATIENCE)
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            task.result()
+
+    async def stop(self) -> None:
+        """Cancel the run in the background."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
     async def run_once(self) -> None:
         """Close, report and purge the rounds that the chain has closed."""
-        if not self.wanted:
+        if not self.is_due:
             return
         revision = self._rounds.revision
         self._next_check = self._clock.monotonic() + INTERVAL
         self._checked_revision = None
-        purges = []
-        for stored in await self._store.rounds():
-            if self._rounds.frozen(stored.round_id) is not None:
-                continue
-            if stored.closed_at is not None or await self._rounds.is_closed(stored.round_id):
-                purges.append(await self._process(stored))
+        purges = [
+            await self._process(stored)
+            for stored in await self._store.rounds()
+            if self._rounds.frozen(stored.round_id) is None
+        ]
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     async def _process(self, stored: StoredRound) -> float:
-        """Report or purge one closed round; return the unix time of its purge, infinity after it."""
-        if stored.alerted_at is None:
-            await self._alert(stored)
-        closed_at, now = stored.closed_at, self._rounds.chain_now()
-        if closed_at is None:
-            return math.inf if now is None else now + self._purge_after
-        if now is None or now < closed_at + self._purge_after:
-            return closed_at + self._purge_after
-        rows = await self._store.purge(stored.round_id)
-        self._rounds.forget(stored.round_id)
-        log.info("round_purged", rows=rows)
-        return math.inf
+        """Do what is due for a round; return the unix time of its purge, infinity if there is none to come."""
+        is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
+        if self._stage(stored, is_closed=is_closed) is RetentionStage.CLOSED:
+            stored = await self._report(stored)
+        if self._stage(stored, is_closed=is_closed) is RetentionStage.EXPIRED:
+            await self._purge(stored)
+            return math.inf
+        return math.inf if stored.closed_at is None else stored.closed_at + self._purge_after
 
-    async def _alert(self, stored: StoredRound) -> None:
-        """Fail the unconfirmed shares of a closed round and log their number."""
+    def _stage(self, stored: StoredRound, *, is_closed: bool) -> RetentionStage:
+        return retention_stage(
+            stored, is_closed=is_closed, chain_now=self._rounds.chain_now(), purge_after=self._purge_after
+        )
+
+    async def _report(self, stored: StoredRound) -> StoredRound:
+        """Fail the unconfirmed shares of a closed round and log their number; return the round with its new marks."""
         now = self._rounds.chain_now() or self._clock.now()
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
@@ -132,32 +184,9 @@ class Retention:
         else:
             log.info("round_closed", round=stored.round_id.hex())
         await self._store.mark_alerted(stored.round_id, now)
+        return replace(stored, closed_at=now if stored.closed_at is None else stored.closed_at, alerted_at=now)
 
-
-class BackgroundRetention:
-    """Runs retention in the background, so that a slow node or a large purge does not delay dispatch."""
-
-    def __init__(self, retention: Retention) -> None:
-        self._retention = retention
-        self._task: asyncio.Task[None] | None = None
-
-    async def turn(self) -> None:
-        """Start a run if one is needed, and wait for it briefly.
-
-        An error of the run is raised here, or by a later call.
-
-        Raises:
-            StoreError: the rounds cannot be read or changed.
-        """
-        if self._task is None and self._retention.wanted:
-            self._task = asyncio.create_task(self._retention.run_once())
-            await asyncio.wait({self._task}, timeout=TENDING_PATIENCE)
-        if self._task is not None and self._task.done():
-            task, self._task = self._task, None
-            task.result()
-
-    async def stop(self) -> None:
-        """Cancel the current run."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def _purge(self, stored: StoredRound) -> None:
+        rows = await self._store.purge(stored.round_id)
+        self._rounds.forget(stored.round_id)
+        log.info("round_purged", rows=rows)

@@ -135,7 +135,7 @@ async def test_dispatch_claims_at_most_two_shares_per_prover(line: Line) -> None
 
 @pytest.mark.rule("R7")
 async def test_loop_runs_alert_purge_dispatch_and_sleep_in_order(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "TENDING_PATIENCE", PATIENCE)  # on a busy machine the purge takes its time
+    monkeypatch.setattr(retention, "RUN_PATIENCE", PATIENCE)  # on a busy machine the purge takes its time
     await line.store.save_rounds([make_round(OTHER_ROUND)], START)
     await line.store.mark_closed(OTHER_ROUND, START - 30 * 3600)
     await line.put(1)

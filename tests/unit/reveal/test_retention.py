@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
+from helper.reveal.retention import RetentionStage, retention_stage
 from helper.store.rows import Enqueued, StoredRound
 from tests.support.fakes import HOUR, OTHER_ROUND, ROUND, START, make_round, make_share, nullifier_of
 from tests.support.queue_pipeline import Line, open_line
@@ -244,3 +245,28 @@ async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(line: L
     line.clock.advance(24 * HOUR)
     await look(line)
     assert line.rounds.forgotten == [ROUND]
+
+
+OPEN, CLOSED, RETAINED, EXPIRED = RetentionStage
+
+
+@pytest.mark.parametrize(
+    ("closed_at", "alerted_at", "is_closed", "chain_now", "stage"),
+    [
+        (None, None, False, 1000.0, OPEN),
+        (None, None, True, 1000.0, CLOSED),
+        (None, None, True, None, CLOSED),
+        (100.0, None, True, 100.0, CLOSED),
+        (100.0, None, True, 1000.0, CLOSED),
+        (100.0, 100.0, True, 100.0, RETAINED),
+        (100.0, 100.0, True, 159.9, RETAINED),
+        (100.0, 100.0, True, None, RETAINED),
+        (100.0, 100.0, True, 160.0, EXPIRED),
+        (100.0, 900.0, True, 900.0, EXPIRED),
+    ],
+)
+def test_retention_stage_depends_on_marks_and_chain_time(
+    closed_at: float | None, alerted_at: float | None, is_closed: bool, chain_now: float | None, stage: RetentionStage
+) -> None:
+    stored = StoredRound(ROUND, 3, 90, 1, (), closed_at, alerted_at)
+    assert retention_stage(stored, is_closed=is_closed, chain_now=chain_now, purge_after=60.0) is stage
