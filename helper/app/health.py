@@ -12,6 +12,7 @@ from helper.chain.node_pool import EVER, NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainFollower
 from helper.clock import Clock
+from helper.core.pause import PauseCause, PauseReason, text_of
 from helper.core.roles import ROLES, Role
 from helper.observability.health_checks import Check
 from helper.observability.stats import Stats
@@ -21,12 +22,8 @@ from helper.reveal.prover.pool import ProverPool
 from helper.runtime.hardening import process_facts
 from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
 
-UNWRITABLE = "the queue cannot be written"
-CLOCKS_APART = "this machine's clock differs too much from the chain's"
-NO_NODE_IN_SYNC = "no chain node is in sync"
 PAUSE_GRACE = 30.0
 """Seconds for which dispatch may be paused before the service is not ready. A restart of a node pauses it for less."""
-UNREAD = "the blocks since the last stop are not read yet"
 
 
 class Disk(Protocol):
@@ -42,17 +39,17 @@ class ClusterState(Protocol):
     """Conditions that other hosts impose on this one (`helper.cluster.membership.ClusterMember`)."""
 
     @property
-    def off(self) -> str | None:
+    def off(self) -> PauseReason | None:
         """Why this host's clock is considered wrong, or None."""
         ...
 
     @property
-    def waits(self) -> str | None:
+    def waits(self) -> PauseReason | None:
         """Why this host proves no shares now, or None."""
         ...
 
     @property
-    def elsewhere(self) -> str | None:
+    def elsewhere(self) -> PauseReason | None:
         """Why this host admits no shares, or None."""
         ...
 
@@ -116,7 +113,7 @@ class ServiceHealth:
         """Whether prepared messages may be sent: dispatch has started and the clock is correct."""
         return self.revealing and self._clock_fault() is None
 
-    def intake_paused(self) -> str | None:
+    def intake_paused(self) -> PauseReason | None:
         """Why no share is admitted now, or None.
 
         The newest block that any node in sync has reported decides whether the chain is current. So a node that is
@@ -130,49 +127,62 @@ class ServiceHealth:
             or self._all_rounds_paused()
         )
 
-    def round_paused(self, round_id: bytes) -> str | None:
+    def round_paused(self, round_id: bytes) -> PauseReason | None:
         """Why no share of this round may be admitted or revealed although nodes are in sync, or None.
 
         The reason is that no node reports the round, or its tree, consistently with what was verified before.
         """
-        return self._rounds.frozen(round_id) or self._trees.contradicted(round_id)
+        frozen = self._rounds.frozen(round_id)
+        return self._trees.contradicted(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
 
     def checks(self) -> list[Check]:
         """Run the checks that `/readyz` reports."""
         checks = [
-            Check("store", self._unwritable()),
-            Check("chain", self._not_in_sync()),
-            Check("clock", self._clock_fault() or (CLOCKS_APART if self._endpoints.clock_suspect else None)),
+            Check("store", text_of(self._unwritable())),
+            Check("chain", text_of(self._not_in_sync())),
+            Check("clock", text_of(self._clock_suspect())),
             Check("blocks", self._blocks_missing(), self._unread_blocks()),
-            Check("rounds", self._all_rounds_paused() or self._frozen_with_shares(), self._rounds_note()),
-            Check("circuit", self._circuits.paused),
+            Check("rounds", text_of(self._all_rounds_paused()) or self._frozen_with_shares(), self._rounds_note()),
+            Check("circuit", text_of(self._circuits.paused)),
         ]
         if self._among is not None:
-            checks.append(Check("sender", self._among.waits))
+            checks.append(Check("sender", text_of(self._among.waits)))
         if self._role.works:
             checks.append(Check("provers", None if self._prover.ready else "no prover is ready"))
             checks.append(Check("queue", None if self.revealing else "starting: dispatch has not begun"))
-            checks.append(Check("dispatch", self._long_pause()))
+            checks.append(Check("dispatch", text_of(self._long_pause())))
         return checks
 
-    def _clock_fault(self) -> str | None:
+    def _clock_fault(self) -> PauseReason | None:
         return None if self._among is None else self._among.off
 
-    def _intake_blocked(self) -> str | None:
+    def _clock_suspect(self) -> PauseReason | None:
+        """Why nothing may be dispatched by this host's clock, or None."""
+        fault = self._clock_fault()
+        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self._endpoints.clock_suspect else fault
+
+    def _intake_blocked(self) -> PauseReason | None:
         return None if self._among is None else self._among.elsewhere
 
-    def _unwritable(self) -> str | None:
-        """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
-        reason = self._store.trouble
-        return reason if reason in {None, DISPLACED, LOG_DISPLACED} else UNWRITABLE
+    def _work_blocked(self) -> PauseReason | None:
+        return None if self._among is None else self._among.waits
 
-    def _not_in_sync(self) -> str | None:
+    def _unwritable(self) -> PauseReason | None:
+        """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
+        trouble = self._store.trouble
+        if trouble is None:
+            return None
+        if trouble in {DISPLACED, LOG_DISPLACED}:
+            return PauseCause.DATABASE_MOVED.reason(trouble)
+        return PauseCause.QUEUE_UNWRITABLE.reason()
+
+    def _not_in_sync(self) -> PauseReason | None:
         """Why the chain's state is not known well enough to admit shares, or None."""
         if not self._follower.ready:
-            return "starting: the chain was not read yet"
+            return PauseCause.CHAIN_NOT_READ.reason()
         newest = self._endpoints.time_at(EVER)
         is_current = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
-        return None if is_current and not self._endpoints.out_of_step else NO_NODE_IN_SYNC
+        return None if is_current and not self._endpoints.out_of_step else PauseCause.NO_NODE_IN_SYNC.reason()
 
     def _blocks_missing(self) -> str | None:
         """Why confirmations may be missing, or None."""
@@ -180,14 +190,18 @@ class ServiceHealth:
             return f"nodes show different reveals in block {self._listener.disputed}"
         if self._listener.stalled is not None:
             return f"no node has block {self._listener.stalled}"
-        return None if self._listener.arrived else UNREAD
+        return text_of(self._unread_since_stop())
+
+    def _unread_since_stop(self) -> PauseReason | None:
+        """Why shares that await a proof may be confirmed already, or None."""
+        return None if self._listener.arrived else PauseCause.BLOCKS_UNREAD.reason()
 
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed meanwhile."""
         left = self._listener.history.blocks_left
         return f"{left} older blocks are still to be read; shares are revealed meanwhile" if left else None
 
-    def _all_rounds_paused(self) -> str | None:
+    def _all_rounds_paused(self) -> PauseReason | None:
         """Why all active rounds are paused, or None if at least one is not."""
         open_rounds = [known for known in self._rounds.open() if known.status is RoundStatus.ACTIVE]
         reasons = [self.round_paused(known.round_id) for known in open_rounds]
@@ -215,25 +229,24 @@ class ServiceHealth:
             self._paused_since = self._clock.monotonic()
         return gate
 
-    def _long_pause(self) -> str | None:
+    def _long_pause(self) -> PauseReason | None:
         """Why dispatch has been paused for longer than `PAUSE_GRACE`, or None."""
         reason = self.gate().paused
         since = self._clock.monotonic() if self._paused_since is None else self._paused_since
         return reason if self._clock.monotonic() - since >= PAUSE_GRACE else None
 
     def _gate(self) -> DispatchGate:
-        if (unwritable := self._unwritable()) is not None:
-            return DispatchGate(frozenset(), 0.0, unwritable)  # a proof could not be stored
-        if self._endpoints.clock_suspect or self._clock_fault() is not None:
-            return DispatchGate(frozenset(), 0.0, self._clock_fault() or CLOCKS_APART)
-        if self._among is not None and (work_blocked := self._among.waits) is not None:
-            return DispatchGate(frozenset(), 0.0, work_blocked)
         head = self._endpoints.head
-        if head is None:
-            return DispatchGate(frozenset(), 0.0, NO_NODE_IN_SYNC)
-        if not self._listener.arrived:
+        reason = (
+            self._unwritable()  # a proof could not be stored
+            or self._clock_suspect()
+            or self._work_blocked()
+            or (PauseCause.NO_NODE_IN_SYNC.reason() if head is None else None)
             # Shares confirmed since the last stop or the restored backup need no proof. The wait is bounded.
-            return DispatchGate(frozenset(), 0.0, UNREAD)
+            or self._unread_since_stop()
+        )
+        if reason is not None or head is None:
+            return DispatchGate(frozenset(), 0.0, reason)
         rounds = frozenset(
             known.round_id
             for known in self._rounds.active()
@@ -261,7 +274,7 @@ class ServiceHealth:
         reasons = self._endpoints.reasons()
         return {
             "ready": self.ready,
-            "intake_paused": self.intake_paused(),
+            "intake_paused": text_of(self.intake_paused()),
             "checks": [asdict(check) for check in self.checks()],
             "process": process_facts(),
             "circuit": self._circuits.current,

@@ -21,13 +21,13 @@ from starlette.types import ASGIApp
 from admin.schemas import ChainFacts, UiConfig
 from admin.service import AdminService
 from admin.url_policy import first_publishable
-from helper.app.health import NO_NODE_IN_SYNC
 from helper.chain.gateway_proxy import GatewayProxy
 from helper.chain.node_pool import NodePool
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config import Config
+from helper.core.pause import PauseCause
 from helper.observability.health_checks import Check
 from helper.observability.queue_observer import Facts, Figures, QueueObserver
 from helper.observability.stats import Stats
@@ -71,7 +71,8 @@ class Listeners:
         self._admin = _create_admin(config, endpoints, self._node_pool, clock)
         self._page = _create_page(config, self._admin)
         self._gateway = self._create_gateway(endpoints) if config.gateway.enable else None
-        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else NO_NODE_IN_SYNC)]
+        unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
+        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else unusable)]
         self._stats = Stats()
         self._read: Callable[[], Awaitable[Figures]] = self._refusals_only
         self._feed: Feed | None = None

@@ -28,6 +28,7 @@ from helper.cluster import membership
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import SendLoop
 from helper.config import Config
+from helper.core.pause import PauseReason, text_of
 from helper.core.roles import ROLES
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
@@ -230,7 +231,9 @@ class Service:
         """Return a short status, after the database's thread has responded; block while it hangs."""
         await self.store.pulse()
         paused = self.vitals.intake_paused() or self._paused()
-        return paused or ("accepts and reveals shares" if self.vitals.ready else "starting: the provers are not ready")
+        return text_of(paused) or (
+            "accepts and reveals shares" if self.vitals.ready else "starting: the provers are not ready"
+        )
 
     async def run(
         self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
@@ -291,7 +294,7 @@ class Service:
         finally:
             await self.store.close()
 
-    def _paused(self) -> str | None:
+    def _paused(self) -> PauseReason | None:
         """Why this host's processing of admitted shares is paused, or None."""
         return self.processor.paused if self.role.proves else self.vitals.gate().paused if self.role.sends else None
 
@@ -299,7 +302,7 @@ class Service:
         return {
             **self.vitals.facts(),
             **({} if self.among is None else {"role": self.config.helper.role, **self.among.facts()}),
-            "paused": self._paused(),
+            "paused": text_of(self._paused()),
             "height": self.listener.height,
             "in_hand": self.processor.proving,
             **({} if self.archive is None else {"archive": self.archive.facts()}),

@@ -25,6 +25,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import LEAF_WINDOW
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.round_tree import Anchor, RoundTree, first_leaves, grow, load, root_of, save
+from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ChainAnswerError, ChainError, ChainUnavailable, InvalidAnswer
 from helper.store.store import Store
 from proofs import CommitmentTree, ProofsError
@@ -102,14 +103,14 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         return round_tree.anchors.get(height) if round_tree else None
 
-    def contradicted(self, round_id: bytes) -> str | None:
+    def contradicted(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
 
         The reason is that the last answers of nodes about its tree contradicted the verified tree or the root.
         """
         if self._contradictions[round_id] < _MAX_CONTRADICTIONS:
             return None
-        return "no node returns a consistent tree of the round"
+        return PauseCause.ROUND_TREE_CONTRADICTED.reason()
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
         """The 24 siblings of a leaf under an anchor's root, leaf level first.

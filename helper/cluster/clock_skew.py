@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import structlog
 
 from helper.clock import Clock
+from helper.core.pause import PauseCause, PauseReason
 from helper.errors import StoreError
 
 log = structlog.get_logger("helper.cluster")
@@ -46,13 +47,12 @@ class ClockSkewMonitor:
         return self._clock.now() - self._clock.monotonic()
 
     @property
-    def trouble(self) -> str | None:
+    def trouble(self) -> PauseReason | None:
         """Why this host must not act by its clock, or None."""
         seconds = self.seconds
         if abs(seconds) <= TOLERANCE_SECONDS:
             return None
-        side = "behind" if seconds > 0 else "ahead of"
-        return f"this machine's clock is {abs(seconds):.1f} s {side} the database's"
+        return PauseCause.CLOCK_OFF_DATABASE.reason(round(abs(seconds), 1), "behind" if seconds > 0 else "ahead of")
 
     async def look(self) -> None:
         """Compare the clocks now.
@@ -66,7 +66,7 @@ class ClockSkewMonitor:
         if trouble is not None and not reported:
             log.error(
                 "clock_skew_exceeded",
-                reason=trouble,
+                reason=str(trouble),
                 advice="Correct the clock of this host or of the database server.",
             )
         elif trouble is None and reported:

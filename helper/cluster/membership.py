@@ -14,6 +14,7 @@ import structlog
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.cluster.clock_skew import ClockSkewMonitor
+from helper.core.pause import PauseCause, PauseReason
 from helper.core.roles import Role
 from helper.errors import StoreError
 from helper.lease import Lease
@@ -88,25 +89,25 @@ class ClusterMember:
         return tasks
 
     @property
-    def off(self) -> str | None:
+    def off(self) -> PauseReason | None:
         """Why this host's clock must not be used, or None. A queue in a file has no other clock."""
         return self.skew.trouble if self._store.shared else None
 
     @property
-    def waits(self) -> str | None:
+    def waits(self) -> PauseReason | None:
         """Why this host must not prove shares now, or None. All hosts of a shared queue prove."""
         if self._store.shared or self._lease.held:
             return None
-        return self.elsewhere or "the lease storage has not answered for so long that another host may send"
+        return self.elsewhere or PauseCause.LEASE_UNREACHABLE.reason()
 
     @property
-    def elsewhere(self) -> str | None:
+    def elsewhere(self) -> PauseReason | None:
         """Why this host must not accept shares, or None. A copy of the queue would not reveal them while it waits."""
         if self._store.shared or self._lease.held:
             return None
         if self._lease.holder:
-            return f"the host {self._lease.holder!r} works on this queue, or on a copy of it"
-        return None if self._lease.fence else "it is not known yet whether another host works on this queue"
+            return PauseCause.QUEUE_USED_ELSEWHERE.reason(self._lease.holder)
+        return None if self._lease.fence else PauseCause.LEASE_HOLDER_UNKNOWN.reason()
 
     def facts(self) -> dict[str, Any]:
         """State for operators.

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
+from helper.core.pause import PauseReason
 from helper.errors import HelperError
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.retention import Retention
@@ -34,7 +35,7 @@ class SendLoop:
     """
 
     def __init__(
-        self, *, broadcaster: Broadcaster, retention: Retention, paused: Callable[[], str | None], clock: Clock
+        self, *, broadcaster: Broadcaster, retention: Retention, paused: Callable[[], PauseReason | None], clock: Clock
     ) -> None:
         self._broadcaster = broadcaster
         self._retention = retention

@@ -29,6 +29,7 @@ import structlog
 from helper.chain.block_cadence import ArrivalKey, FirstArrivals, ShareArrival
 from helper.chain.models import Round, RoundStatus
 from helper.clock import Clock
+from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
@@ -156,8 +157,8 @@ class AdmissionController:
         checker: ShareValidator,
         clock: Clock,
         wake: Callable[[float], None],
-        paused: Callable[[], str | None],
-        round_paused: Callable[[bytes], str | None],
+        paused: Callable[[], PauseReason | None],
+        round_paused: Callable[[bytes], PauseReason | None],
     ) -> None:
         self._store = store
         self._rounds = rounds
@@ -168,7 +169,7 @@ class AdmissionController:
         self._paused = paused
         self._round_paused = round_paused
         self._pause_is_current = False
-        self._pause: str | None = None
+        self._pause: PauseReason | None = None
         self._in_flight = SharedPlaces(MAX_IN_FLIGHT, "too many requests; retry later")
         self._held = SharedPlaces(MAX_HELD, "too many shares are waiting for the chain; retry later")
         self._first_arrivals = FirstArrivals()
@@ -223,17 +224,17 @@ class AdmissionController:
         """Why a share cannot be accepted now, unless it is a duplicate."""
         reason = self._current_pause() or self._round_paused(share.round_id)
         if reason is not None:
-            return ShareRefused(503, f"shares cannot be accepted now: {reason}")
+            return ShareRefused(503, reason.refusal)
         if chain_round.status is not RoundStatus.ACTIVE or self._rounds.has_unconfirmed_status(share.round_id):
             return self._not_active(share)
         other_end = self._rounds.unconfirmed_end(share.round_id)
         if other_end is not None and max(share.submit_at, arrived) > min(other_end, chain_round.vote_end_time):
-            return ShareRefused(503, "shares cannot be accepted now: a change of the round's end is not confirmed yet")
+            return ShareRefused(503, PauseCause.ROUND_END_UNCONFIRMED.reason().refusal)
         if share.submit_at > chain_round.vote_end_time:
             return ShareRefused(400, "is after the round's end", field="submit_at")
         return None
 
-    def _current_pause(self) -> str | None:
+    def _current_pause(self) -> PauseReason | None:
         """Why no share is accepted now; evaluated once per iteration of the event loop."""
         if not self._pause_is_current:
             self._pause_is_current = True
@@ -330,14 +331,12 @@ class AdmissionController:
     def _refuse_when_paused(self, share: Share) -> None:
         reason = self._paused() or self._round_paused(share.round_id)
         if reason is not None:
-            raise ShareRefused(503, f"shares cannot be accepted now: {reason}")
+            raise ShareRefused(503, reason.refusal)
 
     def _not_active(self, share: Share) -> ShareRefused:
         """The refusal of a share of an inactive round; final (400) only if the round's status is confirmed."""
         if self._rounds.has_unconfirmed_status(share.round_id):
-            return ShareRefused(
-                503, "shares cannot be accepted now: a change of the round's status is not confirmed yet"
-            )
+            return ShareRefused(503, PauseCause.ROUND_STATUS_UNCONFIRMED.reason().refusal)
         return _not_active()
 
     def _validate_choice(self, share: Share, chain_round: Round) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from helper.clock import Clock
+from helper.core.pause import PauseCause, PauseReason, text_of
 
 log = structlog.get_logger("helper.reveal")
 
@@ -65,7 +66,7 @@ class CircuitSelector:
         self._remembered: str | None = None
         self._refused: dict[int, set[str]] = {}
         self._paused_until: float | None = None
-        self._pause_reason = ""
+        self._pause_reason: PauseReason | None = None
         self._may_try = False  # whether a block came since the last refusal
         self.current = NEWER if self._auto else setting
 
@@ -100,7 +101,7 @@ class CircuitSelector:
 
     def tell(self) -> str:
         """Return the state that the sending host publishes: the generation and the pause reason, if any."""
-        return f"{self.current} {self.paused or ''}".strip()
+        return f"{self.current} {text_of(self.paused) or ''}".strip()
 
     def hear(self, told: str | None, accepted: str | None = None) -> None:
         """Apply the state published by the sending host, the only one that sees what the chain accepts.
@@ -118,7 +119,8 @@ class CircuitSelector:
             log.info("circuit_changed_by_sender", circuit=circuit)
             self.current = circuit
         if reason:
-            self._paused_until, self._pause_reason = self._clock.monotonic() + HEARD_SECONDS, reason
+            self._paused_until = self._clock.monotonic() + HEARD_SECONDS
+            self._pause_reason = PauseCause.REFUSAL_SEEN_BY_SENDER.reason(reason)
             self._may_try = False
         elif told is not None:
             self._paused_until = None
@@ -138,14 +140,14 @@ class CircuitSelector:
         return (self.current, other(self.current)) if self._auto else (self.current,)
 
     @property
-    def paused(self) -> str | None:
+    def paused(self) -> PauseReason | None:
         """Why dispatch is paused because of the circuit, or None."""
         if self._paused_until is None or self._clock.monotonic() >= self._paused_until:
             return None
         return self._pause_reason
 
     @property
-    def blocked(self) -> str | None:
+    def blocked(self) -> PauseReason | None:
         """Why no share may be proven now, or None. During a pause, one share may be tried after each block."""
         return None if self._may_try else self.paused
 
@@ -173,10 +175,7 @@ class CircuitSelector:
         nodes repaired.
         """
         if not self._auto:
-            self._pause(
-                f"the chain refuses {circuit} proofs that are valid: it runs the other circuit; "
-                f'set [prover] circuit = "auto" or "{other(circuit)}"'
-            )
+            self._pause(PauseCause.CIRCUIT_REFUSED.reason(circuit, other(circuit)))
             return
         tried = self._refused.setdefault(share_id, set())
         tried.add(circuit)
@@ -185,15 +184,15 @@ class CircuitSelector:
             log.warning("circuit_refused", circuit=circuit)
         if tried.issuperset(GENERATIONS):
             self.forget(share_id)
-            self._pause("the chain refuses valid proofs of both circuits: check whether its nodes work")
+            self._pause(PauseCause.BOTH_CIRCUITS_REFUSED.reason())
 
-    def _pause(self, reason: str) -> None:
-        is_known = self.paused == reason
+    def _pause(self, reason: PauseReason) -> None:
+        is_known = text_of(self.paused) == str(reason)  # another host may have reported the same text
         self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
         self._pause_reason = reason
         self._may_try = False
         if not is_known:
-            log.error("valid_proofs_refused", reason=reason)
+            log.error("valid_proofs_refused", reason=str(reason))
 
     def forget(self, share_id: int) -> None:
         """Drop the refusals of a share."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from helper.clock import SLICE, Clock
+from helper.core.pause import PauseCause, PauseReason
 from helper.core.schedule import retry_delay
 from helper.errors import HelperError
 from helper.observability.stats import Stats
@@ -49,7 +50,7 @@ class DispatchGate:
 
     rounds: frozenset[bytes]
     chain_limit: float
-    paused: str | None = None
+    paused: PauseReason | None = None
     one_at_a_time: bool = False
 
 
@@ -92,7 +93,7 @@ class Dispatcher:
         self._reported_problem: str | None = None
         self._next_trial = -math.inf  # when another share may try the circuit without a result, monotonic
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
-        self.paused: str | None = "starting"
+        self.paused: PauseReason | None = PauseCause.STARTING.reason()
         if broadcaster is not None:
             broadcaster.subscribe(self.wake)
 
@@ -206,12 +207,12 @@ class Dispatcher:
             due = now + TICK  # became due after the claim
         return min(due, now + LONGEST_SLEEP)
 
-    def _note_pause(self, reason: str | None) -> None:
+    def _note_pause(self, reason: PauseReason | None) -> None:
         if reason != self.paused:
             if reason is None:
                 log.info("dispatch_resumed")
             else:
-                log.warning("dispatch_paused", reason=reason)
+                log.warning("dispatch_paused", reason=str(reason))
             self.paused = reason
 
     def _start(self, queued: QueuedShare) -> None:

@@ -15,6 +15,7 @@ import httpx
 import proofs
 from helper.chain.commitment_tree import Anchor
 from helper.chain.models import Round, RoundStatus
+from helper.core.pause import PauseReason
 from helper.core.share import Share
 from helper.reveal.prover.job import Proof, ProofJob
 from tests.support.clock import FakeClock
@@ -136,7 +137,7 @@ class FakeTrees:
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         return self.known.get(height)
 
-    def contradicted(self, round_id: bytes) -> str | None:
+    def contradicted(self, round_id: bytes) -> PauseReason | None:
         return None
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from helper.chain.models import Round
+from helper.core.pause import PauseReason
 from helper.core.share import ShareState
 from helper.errors import ShareRefused
 from helper.ingest import payload
@@ -108,7 +109,7 @@ class WalletView:
     rounds: ActiveRounds
     trees: Anchors
     ready: Callable[[], bool]
-    paused: Callable[[], str | None] = lambda: None
+    paused: Callable[[], PauseReason | None] = lambda: None
     count: Callable[[str], None] = lambda _: None
 
 
@@ -213,7 +214,7 @@ def wallet_routes(
 
     async def status(_request: Request) -> Response:
         if (reason := view.paused()) is not None:
-            return error_response(503, f"shares cannot be accepted now: {reason}")
+            return error_response(503, reason.refusal)
         if not view.ready():
             return error_response(503, STARTING)
         return JsonResponse(_status_of(view))

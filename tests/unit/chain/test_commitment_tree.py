@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.block_cadence import ABSENCE_BLOCKS, ShareArrival
 from helper.chain.commitment_tree import Anchor
+from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from tests.unit.chain.fakes import ROUND_ID, Node, recorded, recorded_round
 from tests.unit.chain.tree_fixtures import Chain, Setting, leaf
@@ -183,7 +184,7 @@ async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
     await env.start()
     await env.trees.sync(100)
     other.show(*env.nodes)
-    for reason in (None, "no node returns a consistent tree of the round"):
+    for reason in (None, PauseCause.ROUND_TREE_CONTRADICTED.reason()):
         with pytest.raises(ChainUnavailable):
             await env.trees.sync(101)
         assert env.trees.contradicted(ROUND_ID) == reason

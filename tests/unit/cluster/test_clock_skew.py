@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from helper.cluster.clock_skew import ClockSkewMonitor
+from helper.core.pause import PauseReason
 from helper.errors import StoreError
 from tests.support.clock import FakeClock
 
@@ -37,7 +38,7 @@ async def test_it_is_looked_at_every_ten_seconds_and_silence_changes_nothing() -
     watch = ClockSkewMonitor(database := Database(), clock=clock)
     running = asyncio.create_task(watch.run())
 
-    async def later() -> str | None:
+    async def later() -> PauseReason | None:
         await asyncio.sleep(0)
         clock.advance(10)
         for _ in range(5):

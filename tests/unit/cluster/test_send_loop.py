@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helper.cluster.send_loop import SendLoop
+from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import ShareState
 from helper.lease.local import LocalLease
 from tests.support.fakes import START, until
@@ -35,7 +36,7 @@ async def line(tmp_path: Path) -> AsyncIterator[Line]:
 
 
 @asynccontextmanager
-async def sending(line: Line, lease: Held, paused: list[str] | None = None) -> AsyncIterator[SendLoop]:
+async def sending(line: Line, lease: Held, paused: list[PauseReason] | None = None) -> AsyncIterator[SendLoop]:
     """A sender beside a processor that only proves."""
     line.processor._broadcaster = None
     line.broadcaster = line.make_broadcaster(lease=lease)
@@ -138,7 +139,7 @@ async def test_a_lease_that_changes_while_a_send_is_noted_keeps_it_back(
 
 
 async def test_what_pauses_the_queue_holds_back_what_was_never_sent(line: Line, lease: Held) -> None:
-    paused = ["the clocks are apart"]
+    paused = [PauseCause.CLOCK_OFF_CHAIN.reason()]
     async with sending(line, lease, paused) as loop, line.running():
         await line.put(1, submit_at=START)
         await until(lambda: prepared(line, 1))

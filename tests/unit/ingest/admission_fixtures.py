@@ -11,6 +11,7 @@ from typing import Any
 from helper.chain.block_cadence import ShareArrival
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.clock import SlicedWait
+from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.store.rows import Enqueued
 from proofs import ReadShare, ShareCheck
@@ -93,8 +94,8 @@ class FakeChain:
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         return self.leaves.get((round_id, position))
 
-    def frozen(self, round_id: bytes) -> str | None:
-        return "its end changed" if round_id in self.cold else None
+    def round_paused(self, round_id: bytes) -> PauseReason | None:
+        return PauseCause.ROUND_FROZEN.reason("its end changed") if round_id in self.cold else None
 
     def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
         return self.unchecked.get((round_id, position))

@@ -12,6 +12,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from helper.chain.models import RoundStatus
+from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
@@ -47,7 +48,7 @@ class Harness:
         self.checks = FakeChecks()
         self.woken = 0
         self.due = 0.0
-        self.pause: str | None = None
+        self.pause: PauseReason | None = None
         self.intake = AdmissionController(
             store=self.store,
             rounds=self.chain,
@@ -56,7 +57,7 @@ class Harness:
             clock=self.clock,
             wake=self.wake,
             paused=lambda: self.pause,
-            round_paused=self.chain.frozen,
+            round_paused=self.chain.round_paused,
         )
 
     def wake(self, due: float) -> None:
@@ -146,7 +147,7 @@ async def test_admission_failed_native_check_refuses_before_chain_checks(
 ) -> None:
     harness.checks.error = error
     harness.chain.rounds.clear()  # the hashes come before the round is looked up
-    harness.pause = "no node"
+    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     refused = await harness.refused(make_share())
     assert (refused.status, refused.field) == (400, field)
     assert harness.store.asked == []
@@ -286,7 +287,7 @@ async def test_admission_lagging_node_responds_429_not_400(harness: Harness) -> 
 @pytest.mark.parametrize("kept", [None, COMMITMENT])
 async def test_admission_known_share_without_checked_leaf_is_duplicate(harness: Harness, kept: bytes | None) -> None:
     no_leaf(harness)
-    harness.pause = "starting"
+    harness.pause = PauseCause.STARTING.reason()
     harness.store.known.add(make_share().key)
     if kept is None:
         in_round(harness, RoundStatus.TALLYING)
@@ -313,7 +314,7 @@ async def test_admission_unconfirmed_stored_leaf_does_not_admit_new_share(harnes
 
 
 async def test_admission_paused_refuses_new_shares_without_waiting(harness: Harness) -> None:
-    harness.pause = "no fresh node"
+    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     assert (await harness.refused(make_share())).status == 503
     no_leaf(harness)
     assert (await harness.refused(make_share())).status == 503
@@ -366,14 +367,14 @@ async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness
 
 async def test_admission_pause_during_hold_responds_503(harness: Harness) -> None:
     no_leaf(harness)
-    harness.chain.syncs = [lambda: setattr(harness, "pause", "no fresh node"), idle]
+    harness.chain.syncs = [lambda: setattr(harness, "pause", PauseCause.NO_NODE_IN_SYNC.reason()), idle]
     assert (await harness.refused(make_share())).status == 503
 
 
 @pytest.mark.rule("R10")
 async def test_admission_paused_recognises_duplicates(harness: Harness) -> None:
     harness.store.known.add(make_share().key)
-    harness.pause = "no fresh node"
+    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from helper.chain.block_cadence import ABSENCE_BLOCKS
 from helper.chain.round_registry import RoundRegistry
+from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import parse_share
@@ -28,7 +29,7 @@ class Harness(Setting):
     def __init__(self) -> None:
         super().__init__()
         self.shares = FakeStore()
-        self.pause: str | None = None
+        self.pause: PauseReason | None = None
         self.join()
         self.votes = Chain()
         self.votes.append(60, 1, 2, int.from_bytes(COMMITMENT, "little"))
@@ -107,7 +108,7 @@ async def test_admission_restart_without_node_recognises_duplicates(harness: Har
     assert await harness.post() is Enqueued.QUEUED
     harness.network.nodes.clear()
     await harness.restart()
-    harness.pause = "starting"
+    harness.pause = PauseCause.STARTING.reason()
     assert await harness.post(submit_at=0) is Enqueued.DUPLICATE
     assert (await harness.refused(enc_share=body_share(1)))[0] == 503
     assert len(harness.shares.kept) == 1

@@ -12,6 +12,7 @@ import pytest
 from helper.chain.round_registry import RoundRegistry
 from helper.cluster.membership import AGREE_SECONDS, ClusterMember
 from helper.config import Config
+from helper.core.pause import PauseCause
 from helper.core.roles import ROLES
 from helper.errors import LeaseError, StoreError
 from helper.lease.database import DatabaseLease
@@ -177,11 +178,13 @@ async def test_a_copy_of_a_file_does_nothing_beside_its_original(file: SqliteSto
     bucket = used()
     first, second = lease(bucket, clock), lease(bucket, clock, "b")
     original, restored = among(file, first, clock), among(file, second, clock)
-    assert original.elsewhere == original.waits == "it is not known yet whether another host works on this queue"
+    assert (
+        str(original.elsewhere) == str(original.waits) == "it is not known yet whether another host works on this queue"
+    )
     await original.begin()
     assert {original.elsewhere, original.waits} == {None}
     assert not await second.acquire()
-    assert restored.elsewhere == restored.waits == "the host 'a' works on this queue, or on a copy of it"
+    assert restored.elsewhere == restored.waits == PauseCause.QUEUE_USED_ELSEWHERE.reason("a")
     assert restored.facts() == {"sends": False, "sender": "a"}
     assert original.facts() == {"sends": True, "sender": ""}
 

@@ -103,7 +103,7 @@ async def test_an_outage_of_a_whole_hour_costs_nothing(line: Line) -> None:
         await line.put(1, submit_at=START + 100)
         for _ in range(60):
             await line.later(60)
-        assert line.processor.paused == "no chain node is in sync"
+        assert str(line.processor.paused) == "no chain node is in sync"
         assert line.row(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, (START + 100) * 1000)
         line.block()
         line.processor.wake()

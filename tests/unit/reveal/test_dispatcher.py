@@ -70,7 +70,7 @@ async def test_dispatch_pauses_when_clock_set_forward_makes_all_nodes_stale(line
         await line.put(1, submit_at=START + 600)
         line.clock.jump(3600)
         await line.settle()
-        assert line.processor.paused == "no chain node is in sync"
+        assert str(line.processor.paused) == "no chain node is in sync"
         assert line.prover.begun == []
 
 
@@ -285,7 +285,7 @@ async def test_dispatch_pauses_when_the_queue_is_not_writable(line: Line) -> Non
     async with line.running():
         await line.settle()
         assert line.prover.begun == []
-        assert line.processor.paused == "the queue cannot be written"
+        assert str(line.processor.paused) == "the queue cannot be written"
         disk.trouble = None
         line.processor.wake()
         await until(lambda: line.prover.begun)

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from helper.chain.models import RoundStatus
+from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest.schema import WireError
 from proofs import EncodingError
@@ -47,7 +48,7 @@ def store_fails(error: Exception) -> Callable[[Wallets], None]:
 
 
 def paused(wallets: Wallets) -> None:
-    wallets.pause = "no node is in step"
+    wallets.pause = PauseCause.NO_NODE_IN_SYNC.reason()
 
 
 def starting(wallets: Wallets) -> None:

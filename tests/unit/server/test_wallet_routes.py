@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from helper.chain.models import RoundStatus
+from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreFull
 from proofs import EncodingError
 from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, body, make_round
@@ -113,11 +114,11 @@ async def test_status_before_ready_is_503(wallets: Wallets) -> None:
 
 
 async def test_status_while_paused_is_503(wallets: Wallets) -> None:
-    wallets.pause = "no node is in step"
+    wallets.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     async with wallets.client() as client:
         answer = await client.get(STATUS)
     assert answer.status_code == 503
-    assert "no node is in step" in is_error(answer)
+    assert "no chain node is in sync" in is_error(answer)
 
 
 async def test_queue_status_is_served_only_if_enabled(wallets: Wallets) -> None:

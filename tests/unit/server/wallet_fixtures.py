@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from helper.core.pause import PauseReason
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.server.application import create_app
@@ -26,7 +27,7 @@ class Wallets:
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.ready = True
-        self.pause: str | None = None
+        self.pause: PauseReason | None = None
         intake = AdmissionController(
             store=self.store,
             rounds=self.chain,
