@@ -24,9 +24,8 @@ from helper.chain.node_pool import create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainFollower
 from helper.clock import Clock, SystemClock
-from helper.cluster import membership
 from helper.cluster.membership import ClusterMember
-from helper.cluster.send_loop import SendLoop
+from helper.cluster.send_loop import POLL_SECONDS, SendLoop
 from helper.config import Config
 from helper.core.pause import PauseReason, text_of
 from helper.core.roles import ROLES
@@ -183,7 +182,7 @@ class Service:
             slots=self.prover.workers,
             clock=self.clock,
             stats=self.stats,
-            longest_sleep=membership.LONGEST_SLEEP if self.store.shared else LONGEST_SLEEP,
+            longest_sleep=POLL_SECONDS if self.store.shared else LONGEST_SLEEP,
         )
         self.sending = SendLoop(
             broadcaster=self.broadcaster,

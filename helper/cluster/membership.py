@@ -24,8 +24,6 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.cluster")
 
-LONGEST_SLEEP: Final = 1.0
-"""Maximum seconds between two polls of a shared queue, as notifications may be lost."""
 AGREE_SECONDS: Final = 2.0
 
 

@@ -14,14 +14,14 @@ import structlog
 
 from helper.clock import Clock
 from helper.core.pause import PauseReason
-from helper.errors import HelperError
+from helper.observability.error_log import RecurringErrorLog
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.retention import Retention
 
 log = structlog.get_logger("helper.cluster")
 
 POLL_SECONDS: Final = 1.0
-"""Interval between polls without a notification."""
+"""Maximum seconds between two polls of a shared queue, as notifications may be lost."""
 
 
 class SendLoop:
@@ -42,7 +42,7 @@ class SendLoop:
         self._paused = paused
         self._clock = clock
         self._wake_event = asyncio.Event()
-        self._logged_error: str | None = None
+        self._errors = RecurringErrorLog(log, failed="send_failed", recovered="send_recovered")
 
     def wake(self) -> None:
         """Notify the loop that there may be something to send."""
@@ -65,20 +65,8 @@ class SendLoop:
                 await step()
             except Exception as error:  # any error: the other step and the next iteration must still run
                 problem = error
-        self._log_change(problem)
+        self._errors.note(problem)
 
     async def _send(self) -> None:
         if self._paused() is None:
             await self._broadcaster.send_new()
-
-    def _log_change(self, problem: Exception | None) -> None:
-        """Log an error once, not every second, and log the recovery."""
-        error = None if problem is None else repr(problem)
-        if error is not None and error != self._logged_error:
-            if isinstance(problem, HelperError):
-                log.error("send_failed", error=str(problem), advice=problem.advice)
-            else:
-                log.error("send_failed", exc_info=problem)
-        elif error is None and self._logged_error is not None:
-            log.info("send_recovered")
-        self._logged_error = error

@@ -17,12 +17,13 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Outcome, Spends, Verdict, verdict_of
 from helper.clock import Clock
 from helper.core.recent import RecentKeys
-from helper.errors import ChainError, HelperError, ProverError
+from helper.errors import ChainError, ProverError
 from helper.lease import Lease
 from helper.lease.local import LocalLease
+from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.circuit_selector import CircuitSelector
+from helper.reveal.circuit_selector import TRIAL_SECONDS, CircuitSelector
 from helper.reveal.resend_policy import AT_NEXT_BLOCK, Next, next_step
 from helper.reveal.send_state import SendStates
 from helper.store.rows import SentReveal
@@ -41,8 +42,6 @@ NEVER_SENT = 0
 """The height for which `follow_ups` returns only messages that were never sent."""
 STATES_KEPT = 100_000
 """Shares whose send state is kept in memory."""
-TRIAL_SECONDS = 10.0
-"""How long a reveal waits for the result of another one that tries the same circuit; then it waits for a block."""
 AVOIDED_SECONDS = 30.0
 """How long a node is tried last after a response that decided nothing."""
 
@@ -172,12 +171,9 @@ class Broadcaster:
         try:
             await self._run_exclusively(share_id, work)
             self._states.set_stuck(share_id, is_stuck=False)
-        except HelperError as error:
+        except Exception as error:
             self._states.set_stuck(share_id, is_stuck=True)
-            log.error("follow_up_failed", error=str(error), advice=error.advice)
-        except Exception:
-            self._states.set_stuck(share_id, is_stuck=True)
-            log.exception("follow_up_failed")
+            log_error(log, "follow_up_failed", error)
         finally:
             slots.release()
 

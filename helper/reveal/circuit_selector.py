@@ -27,6 +27,11 @@ FIRST_WITH_NEWER = (1, 3, 0)
 """First version of the chain's node that verifies the newer generation."""
 PAUSE_SECONDS = 60.0
 """Length of a pause after the chain refused every permitted generation. One share is tried at each block meanwhile."""
+TRIAL_SECONDS = 10.0
+"""How long other reveals wait for the result of the one that tries a circuit.
+
+Then the next share may try the circuit, and a prepared message waits for a block.
+"""
 HEARD_SECONDS = 10.0
 """How long a pause that another host reported lasts unless it is reported again."""
 

@@ -16,9 +16,10 @@ import structlog
 from helper.clock import SLICE, Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.schedule import retry_delay
-from helper.errors import HelperError
+from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.broadcaster import Broadcaster
+from helper.reveal.circuit_selector import TRIAL_SECONDS
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.store.rows import QueuedShare
@@ -30,8 +31,6 @@ LONGEST_SLEEP = 30.0
 """Longest sleep in seconds, even if nothing is due."""
 TICK = 0.001
 """Resolution of stored due times, in seconds."""
-TRIAL_SECONDS = 10.0
-"""Seconds after which the next share may try a circuit even if the previous one has no result."""
 AHEAD = 2
 """Shares claimed for each prover: the one it is proving and the next one."""
 
@@ -90,7 +89,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stranded: dict[int, float] = {}  # by share: when its claim is released, monotonic
         self._faults: dict[int, int] = {}  # by share: consecutive internal errors
-        self._reported_problem: str | None = None
+        self._errors = RecurringErrorLog(log, failed="dispatch_failed", recovered="dispatch_recovered")
         self._next_trial = -math.inf  # when another share may try the circuit without a result, monotonic
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
         self.paused: PauseReason | None = PauseCause.STARTING.reason()
@@ -143,20 +142,8 @@ class Dispatcher:
                 problem = error
                 next_run = self._clock.now() + SLICE
             deadline = min(deadline, next_run)
-        self._report(problem)
+        self._errors.note(problem)
         return min(deadline, self._clock.now() + self._longest_sleep)
-
-    def _report(self, problem: Exception | None) -> None:
-        """Log an error when it first occurs, and the recovery, instead of a line every second."""
-        reported = None if problem is None else repr(problem)
-        if reported is not None and reported != self._reported_problem:
-            if isinstance(problem, HelperError):
-                log.error("dispatch_failed", error=str(problem), advice=problem.advice)
-            else:
-                log.error("dispatch_failed", exc_info=problem)
-        elif reported is None and self._reported_problem is not None:
-            log.info("dispatch_recovered")
-        self._reported_problem = reported
 
     async def _run_retention(self) -> float:
         if self._retention is not None:
@@ -237,11 +224,8 @@ class Dispatcher:
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)
             self._faults.pop(queued.id, None)
-        except HelperError as error:
-            log.error("reveal_failed", error=str(error), advice=error.advice)
-            self._strand(queued.id)
-        except Exception:
-            log.exception("reveal_failed")
+        except Exception as error:
+            log_error(log, "reveal_failed", error)
             self._strand(queued.id)
         except asyncio.CancelledError:
             self._strand(queued.id)  # if the loop has ended too, the next start releases the claim
