@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
@@ -12,6 +12,7 @@ from helper.chain.node_pool import EVER, NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainFollower
 from helper.clock import Clock
+from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason, text_of
 from helper.core.roles import ROLES, Role
 from helper.observability.health_checks import Check
@@ -21,37 +22,10 @@ from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.prover.pool import ProverPool
 from helper.runtime.hardening import process_facts
 from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
+from helper.store.store import Store
 
 PAUSE_GRACE = 30.0
 """Seconds for which dispatch may be paused before the service is not ready. A restart of a node pauses it for less."""
-
-
-class Disk(Protocol):
-    """The part of the store that reports whether it can be written."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the store cannot be written, or None."""
-        ...
-
-
-class ClusterState(Protocol):
-    """Conditions that other hosts impose on this one (`helper.cluster.membership.ClusterMember`)."""
-
-    @property
-    def off(self) -> PauseReason | None:
-        """Why this host's clock is considered wrong, or None."""
-        ...
-
-    @property
-    def waits(self) -> PauseReason | None:
-        """Why this host proves no shares now, or None."""
-        ...
-
-    @property
-    def elsewhere(self) -> PauseReason | None:
-        """Why this host admits no shares, or None."""
-        ...
 
 
 class ServiceHealth:
@@ -61,7 +35,7 @@ class ServiceHealth:
         stale_after: age in seconds from which the newest block is too old to admit shares.
         tolerance: seconds a due time may be ahead of the newest block time.
         role: the role of this host; only the parts that it uses must be healthy.
-        among: conditions that other hosts impose; None if there is only one host.
+        among: membership in the cluster; None if there is only one host.
 
     Attributes:
         revealing: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
@@ -70,7 +44,7 @@ class ServiceHealth:
     def __init__(
         self,
         *,
-        store: Disk,
+        store: Store,
         endpoints: NodePool,
         rounds: RoundRegistry,
         trees: CommitmentTreeSync,
@@ -83,7 +57,7 @@ class ServiceHealth:
         stale_after: float,
         tolerance: float,
         role: Role = ROLES["all"],
-        among: ClusterState | None = None,
+        among: ClusterMember | None = None,
     ) -> None:
         self._store = store
         self._endpoints = endpoints

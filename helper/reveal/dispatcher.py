@@ -153,13 +153,13 @@ class Dispatcher:
     # ---------------------------------------------------------------- dispatch
 
     async def _dispatch(self) -> float:
-        """Claim due shares and start to prove them; return the wall time of the next dispatch."""
+        """Claim due shares and start to prove them; return the wall time of the next dispatch, infinity if unknown."""
         while True:
             gate = self._gate()
             self._note_pause(gate.paused)
             free = self._slots * AHEAD - self._claimed
             if gate.paused is not None or not gate.rounds or free <= 0:
-                return self._clock.now() + LONGEST_SLEEP
+                return math.inf
             if gate.one_at_a_time:
                 wait = self._next_trial - self._clock.monotonic()
                 if wait > 0 and (self._tasks or self._broadcaster is None):
@@ -182,17 +182,14 @@ class Dispatcher:
 
     def _deadline(self, gate: DispatchGate, due_ms: int | None, claimed_ms: int) -> float:
         """Wall time of the next dispatch, after all shares due by `claimed_ms` were claimed."""
-        now = self._clock.now()
         if due_ms is None:
-            return now + LONGEST_SLEEP
-        due = due_ms / 1000
+            return math.inf
+        now, due = self._clock.now(), due_ms / 1000
         if due_ms <= claimed_ms:
-            due = now + SLICE  # enqueued after the claim; enqueue has already set the wake event
-        elif due > gate.chain_limit:
-            due = max(due, now + SLICE)  # limited by the block time, which advances with each block
-        elif due <= now:
-            due = now + TICK  # became due after the claim
-        return min(due, now + LONGEST_SLEEP)
+            return now + SLICE  # enqueued after the claim; enqueue has already set the wake event
+        if due > gate.chain_limit:
+            return max(due, now + SLICE)  # limited by the block time, which advances with each block
+        return due if due > now else now + TICK  # it became due after the claim
 
     def _note_pause(self, reason: PauseReason | None) -> None:
         if reason != self.paused:

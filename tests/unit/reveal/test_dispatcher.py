@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from helper.app.health import Disk
 from helper.core.share import ShareState
 from helper.errors import ProofFailed
 from helper.reveal import retention
+from helper.store.store import Store
 from tests.support.fakes import OTHER_ROUND, PATIENCE, START, CountingClock, make_round, until, until_length
 from tests.support.queue_pipeline import Line, open_line
 
@@ -281,7 +281,7 @@ async def test_dispatch_waits_until_blocks_since_last_stop_are_read(line: Line) 
 async def test_dispatch_pauses_when_the_queue_is_not_writable(line: Line) -> None:
     await line.put(1)
     disk = SimpleNamespace(trouble="no space")
-    line.vitals._store = cast(Disk, disk)
+    line.vitals._store = cast(Store, disk)
     async with line.running():
         await line.settle()
         assert line.prover.begun == []
