@@ -13,14 +13,10 @@ _MARK = "-- name: "
 _ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
-def _folder() -> resources.abc.Traversable:
-    return resources.files("helper.store")
-
-
 @cache
 def queries() -> Mapping[str, str]:
     """The statements of `queries.sql` by name."""
-    return named((_folder() / "queries.sql").read_text("utf-8"))
+    return named((resources.files("helper.store") / "queries.sql").read_text("utf-8"))
 
 
 @cache
@@ -44,16 +40,8 @@ def named(text: str) -> Mapping[str, str]:
     return MappingProxyType({name: " ".join(lines).removesuffix(";") for name, lines in statements.items()})
 
 
-@cache
-def migrations() -> tuple[str, ...]:
-    """The migrations in order; number n (from 1) leads to `user_version` n."""
-    files = sorted(
-        (file for file in (_folder() / "migrations").iterdir() if file.name.endswith(".sql")),
-        key=lambda file: file.name,
-    )
+def read_migrations(package: str) -> tuple[str, ...]:
+    """Read the files in `migrations/` of a package, in order; number n (from 1) leads to schema version n."""
+    folder = resources.files(package) / "migrations"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return tuple(file.read_text("utf-8") for file in files)
-
-
-def schema() -> str:
-    """The schema that results from all migrations, as a readable file."""
-    return (_folder() / "schema.sql").read_text("utf-8")

@@ -24,8 +24,9 @@ from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_location import PathWatch
 from helper.store.sqlite.file_lock import FileLock
-from helper.store.sqlite.opening import OpenedDatabase, _keys, migrate_schema
+from helper.store.sqlite.opening import OpenedDatabase, _keys
 from helper.store.sqlite.reader import Reader
+from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import Writer

@@ -14,10 +14,11 @@ from helper.errors import NothingThere, StoreForeign
 from helper.runtime.privileges import acting_as_owner
 from helper.store.migration.endpoint import MigrationEndpoint, copying
 from helper.store.migration.tables import Row, plain
-from helper.store.sql_files import migrations, queries
+from helper.store.sql_files import queries
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, OpenedDatabase, open_database
+from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database
+from helper.store.sqlite.schema import APPLICATION_ID, latest_version
 from helper.store.transaction import Params
 
 _DELETE_PREFIX: Final = "drop_"
@@ -78,7 +79,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
     def _check(self, conn: sqlite3.Connection) -> None:
         header = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if header != [APPLICATION_ID, len(migrations())]:
+        if header != [APPLICATION_ID, latest_version()]:
             raise StoreForeign(
                 f"{self._path} is not a database of this version of the helper",
                 advice="Upgrade a database of an older version with `svote-helper db migrate`.",

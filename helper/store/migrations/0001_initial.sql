@@ -1,4 +1,4 @@
--- The first schema. Later changes are files of their own; this one is never edited once released.
+-- The schema of a new database. A later change is a file of its own; a released file is never edited.
 -- A `row_check` is a keyed BLAKE2b over the other columns: a row whose bytes changed on disk is never acted on.
 
 -- Small facts: the cursor, the chain's id, the keys of this database (hex).
@@ -8,7 +8,7 @@ CREATE TABLE meta (
   row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT, WITHOUT ROWID;
 
--- Every round that anything here belongs to: a short number for it, and the key of its shares' macs.
+-- A short number for each round that has rows in other tables, and the MAC key of its shares.
 CREATE TABLE round_keys (
   no        INTEGER PRIMARY KEY,
   round_id  BLOB NOT NULL UNIQUE CHECK (length(round_id) = 32),
@@ -16,7 +16,7 @@ CREATE TABLE round_keys (
   row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
--- Rounds as the chain last told them, at `seen_ms`. A damaged row counts as none: the chain tells it again.
+-- Rounds as the chain last listed them, at `seen_ms`. A damaged row is ignored: the chain lists the round again.
 CREATE TABLE rounds (
   round_no          INTEGER PRIMARY KEY REFERENCES round_keys (no),
   status            INTEGER NOT NULL CHECK (status BETWEEN 0 AND 255),
@@ -29,8 +29,8 @@ CREATE TABLE rounds (
   row_check         BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
--- Live shares. A confirmed one is no row here but a tombstone: state 2 cannot be written. The round is no foreign key:
--- that would need an index over all rows, and the check of the row covers it.
+-- Live shares. A confirmed share is a tombstone instead: state 2 cannot be written. `round_no` is no foreign key: that
+-- would need an index over all rows, and the row check covers it.
 CREATE TABLE shares (
   id            INTEGER PRIMARY KEY,
   round_no      INTEGER NOT NULL,
@@ -63,14 +63,14 @@ CREATE INDEX shares_due ON shares (round_no, due_ms, rank) WHERE state = 0;
 CREATE INDEX shares_under_way ON shares (state, id, round_no) WHERE state <> 0;
 CREATE INDEX shares_nullifier ON shares (nullifier);
 
--- A share begins as received.
+-- The first state is received.
 CREATE TRIGGER shares_begin BEFORE INSERT ON shares
 WHEN NEW.state <> 0
 BEGIN
   SELECT RAISE (ABORT, 'a share begins as received');
 END;
 
--- The legal moves among live states; the way to submitted is to leave this table.
+-- The legal transitions between live states. A confirmed share is deleted from this table.
 CREATE TRIGGER shares_move BEFORE UPDATE OF state ON shares
 WHEN NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN (
   VALUES (0, 1), (0, 3), (1, 0), (1, 3), (1, 4), (3, 0), (4, 0), (4, 3)
@@ -79,7 +79,7 @@ BEGIN
   SELECT RAISE (ABORT, 'not a legal move');
 END;
 
--- What may have been sent is on disk first.
+-- A message is stored before its first byte is sent.
 CREATE TRIGGER shares_message BEFORE UPDATE OF state ON shares
 WHEN NEW.state = 4 AND NOT EXISTS (SELECT 1 FROM reveals WHERE share_id = NEW.id)
 BEGIN
@@ -104,7 +104,20 @@ CREATE TABLE reveals (
   CHECK ((sends = 0) = (last_sent_height IS NULL))
 ) STRICT;
 
--- What happened to a live share, for operators; its acceptance is in its row.
+-- The height of the chain from which a message that may have been sent needs a decision, so that the cost of a block
+-- does not depend on the number of waiting shares. It repeats `next_step` in helper/reveal/resend_policy.py; a test
+-- compares both.
+CREATE INDEX reveals_follow_up ON reveals (
+  CASE
+    WHEN sends = 0 THEN 0
+    WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
+      THEN last_sent_height + 1
+    WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
+    ELSE min(last_sent_height + 3, max(last_sent_height + 1, first_sent_height + 10))
+  END
+);
+
+-- Events of a live share, for operators; its acceptance is in its row.
 CREATE TABLE history (
   share_id INTEGER NOT NULL REFERENCES shares (id) ON DELETE CASCADE,
   n        INTEGER NOT NULL,
@@ -115,8 +128,8 @@ CREATE TABLE history (
   PRIMARY KEY (share_id, n)
 ) STRICT, WITHOUT ROWID;
 
--- Shares whose row failed its check: left as they are, and never worked on. Here is what could be read of them; no
--- foreign key, as that would read the row again.
+-- Shares whose row failed its check, with what could be read of it: the row stays unchanged and is never processed.
+-- No foreign key, because that would read the row again.
 CREATE TABLE damaged (
   share_id INTEGER PRIMARY KEY,
   found_ms INTEGER NOT NULL,
@@ -125,7 +138,7 @@ CREATE TABLE damaged (
   state    INTEGER NOT NULL
 ) STRICT;
 
--- All that is left of a confirmed share: enough to know it again. Ordered by mac, so not by time.
+-- What remains of a confirmed share, enough to recognise it. Ordered by mac, and so not by time.
 CREATE TABLE tombstones (
   round_no INTEGER NOT NULL REFERENCES round_keys (no),
   mac      BLOB NOT NULL CHECK (length(mac) = 32),
@@ -133,7 +146,7 @@ CREATE TABLE tombstones (
   PRIMARY KEY (round_no, mac)
 ) STRICT, WITHOUT ROWID;
 
--- How many shares stand where, kept in step in the same transactions.
+-- The number of shares in each state, updated in the same transactions as the shares.
 CREATE TABLE counters (
   round_no INTEGER NOT NULL REFERENCES round_keys (no),
   state    INTEGER NOT NULL CHECK (state BETWEEN 0 AND 4),
@@ -164,3 +177,28 @@ CREATE TABLE tree_subtrees (
   nodes    BLOB NOT NULL CHECK (length(nodes) = 32736),
   PRIMARY KEY (round_no, idx)
 ) STRICT;
+
+-- The audit log: operator actions that change something. It never names a share. An action without an end was
+-- interrupted.
+CREATE TABLE actions (
+  id       INTEGER PRIMARY KEY,
+  begun_ms INTEGER NOT NULL CHECK (begun_ms >= 0),
+  uid      INTEGER NOT NULL CHECK (uid >= 0),
+  who      TEXT NOT NULL CHECK (length(who) BETWEEN 1 AND 64),
+  way      TEXT NOT NULL CHECK (way IN ('socket', 'file')),
+  what     TEXT NOT NULL CHECK (length(what) BETWEEN 1 AND 32),
+  wanted   TEXT NOT NULL CHECK (length(wanted) BETWEEN 2 AND 400),
+  ended_ms INTEGER CHECK (ended_ms >= 0),
+  outcome  TEXT CHECK (length(outcome) BETWEEN 2 AND 400),
+  CHECK ((ended_ms IS NULL) = (outcome IS NULL))
+) STRICT;
+
+-- The number of shares that had failed permanently when their round was purged, by day (since 1970, UTC), stage and
+-- reason.
+CREATE TABLE failed_before (
+  day    INTEGER NOT NULL CHECK (day >= 0),
+  stage  TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
+  reason TEXT NOT NULL CHECK (length(reason) <= 400),
+  n      INTEGER NOT NULL CHECK (n > 0),
+  PRIMARY KEY (day, stage, reason)
+) STRICT, WITHOUT ROWID;

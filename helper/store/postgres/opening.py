@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import psycopg
@@ -17,6 +16,7 @@ from helper.store.migration.tables import MOVED, UNFINISHED
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.keyring import NAME_BYTES, DecryptionError, Keyring
 from helper.store.postgres.transaction import statements
+from helper.store.sql_files import read_migrations
 from helper.store.transaction import Keys, fact_row, read_fact
 
 OLDEST_SERVER: Final = 150_000
@@ -38,10 +38,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """Return the migrations in order; the n-th (from 1) upgrades to version n."""
-    folder = resources.files("helper.store.postgres") / "migrations"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return tuple(file.read_text("utf-8") for file in files)
+    """Return the migrations of the schema on PostgreSQL."""
+    return read_migrations("helper.store.postgres")
 
 
 def connect(link: ConnectionSettings) -> Connection:

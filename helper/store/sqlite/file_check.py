@@ -10,10 +10,10 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import HelperError, StoreCorrupt, StoreForeign
-from helper.store.sql_files import migrations
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.opening import APPLICATION_ID, MAGIC, compare_schema
+from helper.store.sqlite.opening import MAGIC
+from helper.store.sqlite.schema import APPLICATION_ID, compare_schema, latest_version
 
 LOCK_SECONDS: Final = 2.0
 _STEPS: Final = 20_000
@@ -68,9 +68,9 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
     ((version,),) = conn.execute("PRAGMA user_version").fetchall()
     if application != APPLICATION_ID:
         raise StoreForeign(f"{path} is a database of another program")
-    if version > len(migrations()):
-        raise StoreForeign(f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})")
-    if version == len(migrations()):
+    if version > latest_version():
+        raise StoreForeign(f"{path} was written by a newer version (its schema is {version}, ours {latest_version()})")
+    if version == latest_version():
         compare_schema(conn)
     problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
     if problems != ["ok"]:

@@ -15,16 +15,15 @@ from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 from helper.store.migration.marks import refuse_marked
 from helper.store.migration.tables import MOVED, RUN, UNFINISHED
-from helper.store.sql_files import migrations, queries
+from helper.store.sql_files import queries
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import code_of, is_full, translate
 from helper.store.sqlite.file_location import PathWatch, log_of, refuse_incomplete, size_of
 from helper.store.sqlite.file_lock import FileLock, open_regular
+from helper.store.sqlite.schema import APPLICATION_ID, compare_schema, latest_version, migrate_schema
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import Keys, fact_row, read_fact, read_round_key
 
-APPLICATION_ID: Final = 0x73564F54
-"""`application_id` in the header of our files: "sVOT"."""
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
 """Largest file, in bytes, that is checked before the start; this takes a few tenths of a second. A larger file would
@@ -238,9 +237,9 @@ def _examine(conn: sqlite3.Connection, path: Path) -> None:
     empty = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
     if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
         raise StoreForeign(f"{path} is a database of another program")
-    if version > len(migrations()):
+    if version > latest_version():
         raise StoreForeign(
-            f"{path} was written by a newer version (its schema is {version}, ours {len(migrations())})",
+            f"{path} was written by a newer version (its schema is {version}, ours {latest_version()})",
             advice="Start the version that wrote it, or a newer one; or configure another db_path for this version. "
             "If no newer version ever ran, the file is damaged: restore the newest backup.",
         )
@@ -267,36 +266,6 @@ def _set_up(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA cache_size = -32000")
     # Only the eraser checkpoints: it must know which pages were written back.
     conn.execute("PRAGMA wal_autocheckpoint = 0")
-
-
-def migrate_schema(conn: sqlite3.Connection) -> None:
-    """Bring the schema up to date in one transaction."""
-    version = _pragma(conn, "user_version")
-    if version == len(migrations()):
-        return
-    steps = "\n".join(migrations()[version:])
-    try:
-        conn.executescript(
-            f"BEGIN IMMEDIATE; {steps}\n"
-            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {len(migrations())}; COMMIT;"
-        )
-    except sqlite3.Error:
-        if conn.in_transaction:
-            conn.execute("ROLLBACK")
-        raise
-
-
-def compare_schema(conn: sqlite3.Connection) -> None:
-    """Refuse a file whose schema text differs from that of the migrations: it is damaged."""
-    sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
-    reference = sqlite3.connect(":memory:")
-    try:
-        reference.executescript("\n".join(migrations()))
-        expected = reference.execute(sql).fetchall()
-    finally:
-        reference.close()
-    if conn.execute(sql).fetchall() != expected:
-        raise StoreCorrupt("the database is damaged: its schema differs from this version's")
 
 
 def _keys(conn: sqlite3.Connection) -> Keys:

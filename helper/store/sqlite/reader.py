@@ -21,10 +21,10 @@ from helper.store.migration.marks import refuse_marked
 from helper.store.migration.tables import MOVED, UNFINISHED
 from helper.store.queue_reader import QueueReader
 from helper.store.share_listing import Row
-from helper.store.sql_files import migrations, queries
+from helper.store.sql_files import queries
 from helper.store.sqlite.errors import code_of, translate
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.opening import APPLICATION_ID
+from helper.store.sqlite.schema import APPLICATION_ID, latest_version
 from helper.store.transaction import Params
 
 _CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
@@ -119,7 +119,7 @@ async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
     try:
         ((application,),) = await reader.run("PRAGMA application_id")
         ((version,),) = await reader.run("PRAGMA user_version")
-        if (application, version) != (APPLICATION_ID, len(migrations())):
+        if (application, version) != (APPLICATION_ID, latest_version()):
             raise StoreForeign(f"{path} is not a database of this version of the helper")
         unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED, MOVED)]
         refuse_marked(unfinished, moved, str(path))

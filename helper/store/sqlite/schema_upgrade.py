@@ -14,10 +14,10 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt
-from helper.store.sql_files import migrations
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_lock import FileLock
-from helper.store.sqlite.opening import migrate_schema, open_database
+from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.schema import latest_version, migrate_schema
 from helper.store.sqlite.snapshot import Contents, examine, take_snapshot
 
 _SAME: Final = ("live", "confirmed", "damaged")
@@ -52,7 +52,7 @@ def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
         StoreError: it cannot be read or migrated.
     """
     snapshot = take_snapshot(path, clock)
-    before, target = snapshot.contents, len(migrations())
+    before, target = snapshot.contents, latest_version()
     if before.schema < target:
         after = examine(_migrated(snapshot.image), f"{path}, migrated")
         lost = [name for name in _SAME if getattr(before, name) != getattr(after, name)]

@@ -17,10 +17,11 @@ from helper.clock import Clock
 from helper.errors import HelperError, StoreCorrupt, StoreForeign
 from helper.store.migration.tables import RUN
 from helper.store.records import ShareRow
-from helper.store.sql_files import migrations, queries
+from helper.store.sql_files import queries
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.opening import APPLICATION_ID, BUSY_SECONDS, MAGIC, compare_schema
+from helper.store.sqlite.opening import BUSY_SECONDS, MAGIC
+from helper.store.sqlite.schema import APPLICATION_ID, compare_schema, latest_version
 from helper.store.transaction import read_fact
 
 _VERSIONS: Final = slice(18, 20)
@@ -130,15 +131,15 @@ def _contents(conn: sqlite3.Connection, name: str) -> Contents:
     ((version,),) = conn.execute("PRAGMA user_version").fetchall()
     if application != APPLICATION_ID:
         raise StoreForeign(f"{name} is a database of another program")
-    if version > len(migrations()):
+    if version > latest_version():
         raise StoreForeign(
-            f"{name} was written by a newer version (its schema is {version}, ours {len(migrations())})",
+            f"{name} was written by a newer version (its schema is {version}, ours {latest_version()})",
             advice="Use the version that wrote it, or a newer one.",
         )
     problems = [str(row[0]) for row in conn.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
     if problems != ["ok"]:
         raise StoreCorrupt(f"{name} is damaged: {'; '.join(problems)}")
-    if version == len(migrations()):
+    if version == latest_version():
         compare_schema(conn)
     key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
     if key is None:

@@ -21,9 +21,9 @@ from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreDisplaced, StoreError
 from helper.store.disk_health import DiskHealth
 from helper.store.rows import DamagedShare
-from helper.store.sql_files import migrations
 from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
+from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE, Keys
 from helper.store.write_jobs import BatchFailedError, WriteJob, parts, resolve, tell
@@ -157,7 +157,7 @@ class Writer(WritingThread[SqliteTransaction]):
             conn.execute("BEGIN IMMEDIATE")
             if probe:
                 # This writes a page although nothing changes; updating a row to its current values would not.
-                conn.execute(f"PRAGMA user_version = {len(migrations())}")
+                conn.execute(f"PRAGMA user_version = {latest_version()}")
             for part in parts(batch):
                 self._do(tx, part)
             tx.flush_counts()

@@ -12,7 +12,7 @@ import pyrage
 import pytest
 
 from helper.cli import db as db_module
-from helper.store.sql_files import migrations
+from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run
 from tests.unit.store.fixtures import put
@@ -74,7 +74,7 @@ def test_there_and_back_with_a_passphrase(
     assert told(capsys) == {
         "database": str(there),
         "set_aside": None,
-        "schema": len(migrations()),
+        "schema": latest_version(),
         "live": 2,
         "confirmed": 0,
         "damaged": 0,

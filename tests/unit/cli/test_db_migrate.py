@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import pyrage
 import pytest
 
 from helper.cli import db_migrate as migrate_module
-from helper.store.sql_files import migrations
+from helper.store.sqlite.schema import latest_version
+from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run
-from tests.unit.store.test_schema_upgrade import OLD, version
+from tests.unit.store.test_schema_upgrade import add_migration, fill, version
 
-NEWEST = len(migrations())
+OLD = latest_version()
+NEW = OLD + 1
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +30,25 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def current(tmp_path: Path) -> Path:
+    """A database of this version."""
     path = tmp_path / "queue.db"
-    path.write_bytes(gzip.decompress(OLD.read_bytes()))
+
+    async def write() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await fill(store)
+        await store.close()
+
+    asyncio.run(write())
     return path
+
+
+@pytest.fixture
+def old(current: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, beside a version whose schema is one version ahead."""
+    add_migration(monkeypatch)
+    return current
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
@@ -45,17 +62,29 @@ def test_a_dry_run_tells_and_changes_nothing(old: Path, capsys: pytest.CaptureFi
     assert run("db", "migrate", "--db", str(old), "--dry-run", "--json") == 0
     assert told(capsys) == {
         "database": str(old),
-        "schema": 1,
-        "target": NEWEST,
-        "live": 3,
+        "schema": OLD,
+        "target": NEW,
+        "live": 4,
         "confirmed": 1,
         "damaged": 0,
         "backup": None,
         "migrated": False,
     }
     assert run("db", "migrate", "--db", str(old), "--dry-run") == 0
-    assert f"would be migrated from schema 1 to {NEWEST}, 3 live shares" in capsys.readouterr().out
+    assert f"would be migrated from schema {OLD} to {NEW}, 4 live shares" in capsys.readouterr().out
     assert old.read_bytes() == before
+
+
+def test_a_database_of_this_version_needs_no_migration_and_no_backup(
+    current: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backup = tmp_path / "before.age"
+    assert run("db", "migrate", "--db", str(current), "--backup", str(backup), "--yes", "--json") == 0
+    answer = told(capsys)
+    assert (answer["schema"], answer["target"], answer["migrated"], answer["backup"]) == (OLD, OLD, False, None)
+    assert not backup.exists()
+    assert run("db", "migrate", "--db", str(current), "--no-backup", "--yes") == 0
+    assert f"schema {OLD} is up to date, 4 live shares" in capsys.readouterr().out
 
 
 def test_it_is_backed_up_then_migrated_and_the_way_back_is_there(
@@ -68,12 +97,12 @@ def test_it_is_backed_up_then_migrated_and_the_way_back_is_there(
     assert run("db", "migrate", "--db", str(old), *sealed_to, "--yes", "--json") == 0
     answer = told(capsys)
     assert (answer["migrated"], answer["backup"]) == (True, str(backup))
-    assert version(old) == NEWEST
+    assert version(old) == NEW
     assert run("db", "migrate", "--db", str(old), "--no-backup", "--yes") == 0
-    assert f"schema {NEWEST} is up to date" in capsys.readouterr().out
+    assert f"schema {NEW} is up to date" in capsys.readouterr().out
     there = tmp_path / "there.db"
     assert run("db", "restore", str(backup), "--identity", str(keys), "--db", str(there)) == 0
-    assert version(there) == 1
+    assert version(there) == OLD
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.core.share import ShareState
-from helper.store.sql_files import schema
 from helper.store.sqlite import erasure, erasure_schedule
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
@@ -377,16 +376,3 @@ def test_what_is_no_tree_page_is_left_alone() -> None:
     assert page_gap(bytes(page), 7) == (16, 0x0F00), "an interior page's header is longer"
     page[5:7] = b"\x00\x04"
     assert page_gap(bytes(page), 7) is None, "cells over the pointers: a damaged page"
-
-
-def test_the_schema_is_what_the_migrations_lead_to(path: Path, clock: FakeClock) -> None:
-    def shape(conn: sqlite3.Connection) -> list[tuple[str, str, str]]:
-        return conn.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
-
-    open_database(path, clock).close()
-    made, read = sqlite3.connect(path), sqlite3.connect(":memory:")
-    read.executescript(schema())
-
-    assert shape(made) == shape(read)
-    made.close()
-    read.close()

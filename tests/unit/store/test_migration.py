@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,10 @@ from helper.store.migration.tables import (
 )
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import Keyring
-from helper.store.postgres.opening import migrations
+from helper.store.postgres.opening import migrations as postgres_migrations
 from helper.store.records import ShareRow
 from helper.store.rows import QueueFilter
+from helper.store.sqlite.schema import migrations
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.support.fakes import PATIENCE
@@ -621,12 +621,11 @@ def test_passing_over_two_tables_by_pages_makes_them_the_same_and_touches_no_oth
 
 
 def test_every_table_is_carried_or_made_anew() -> None:
-    folder = resources.files("helper.store")
     made_anew = {"counters", "damaged"}
     with_its_share = {"reveals", "history"}
     known = {table.name for table in TABLES} | made_anew | with_its_share
-    assert tables_of([(folder / "schema.sql").read_text()]) == known
-    assert tables_of(migrations()) == known | {"claims", "sender"}  # of hosts that are not those of the other place
+    assert tables_of(migrations()) == known
+    assert tables_of(postgres_migrations()) == known | {"claims", "sender"}  # a file has one host
 
 
 def tables_of(texts: Iterable[str]) -> set[str]:

@@ -14,9 +14,9 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreLocked
-from helper.store.sql_files import migrations
 from helper.store.sqlite import opening
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
@@ -218,7 +218,7 @@ async def test_an_empty_file_is_a_new_database(opened: Opener, path: Path) -> No
 
 async def test_a_migration_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (*migrations(), "CREATE TABLE more (n INTEGER); INSERT INTO nowhere VALUES (1);")
-    monkeypatch.setattr("helper.store.sqlite.opening.migrations", lambda: steps)
+    monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
 
     with pytest.raises(StoreError, match="nowhere"):
         await SqliteStore(path).open()
@@ -233,7 +233,7 @@ async def test_an_older_schema_is_brought_up_to_date(
     await put(store, 1)
     await store.close()
     steps = (*migrations(), "CREATE TABLE more (n INTEGER);")
-    monkeypatch.setattr("helper.store.sqlite.opening.migrations", lambda: steps)
+    monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
 
     newer = await opened(path)
     assert await newer.counts() == {ROUND: {ShareState.RECEIVED: 1}}

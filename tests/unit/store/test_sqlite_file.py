@@ -10,11 +10,10 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign
 from helper.store.rows import QueueFilter
-from helper.store.sql_files import migrations, queries
+from helper.store.sql_files import queries
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.store.conformance.test_operator_actions import failed, retried
-from tests.unit.store.fixtures import ROUND, Opener, claim, files, hands_on, posted, put, rows
+from tests.unit.store.fixtures import ROUND, files, hands_on, put
 
 
 async def test_the_file_alone_tells_the_same_and_is_not_changed_by_looking(store: SqliteStore, path: Path) -> None:
@@ -77,27 +76,6 @@ async def test_the_file_alone_is_only_read_when_it_is_ours(store: SqliteStore, p
     with pytest.raises(StoreError):
         async with open_queue_file(tmp_path / "none.db"):
             pass
-
-
-async def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds(
-    opened: Opener, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr("helper.store.sqlite.opening.migrations", lambda: migrations()[:1])
-        older.setattr("helper.store.sqlite.writer.migrations", lambda: migrations()[:1])
-        store = await opened(path)
-        await failed(store, 1, 2)
-        await put(store, 3)
-        await store.close()
-        assert rows(path, "PRAGMA user_version") == [(1,)]
-
-    store = await opened(path)
-
-    assert rows(path, "PRAGMA user_version") == [(len(migrations()),)]
-    assert await store.counts() == {ROUND: {ShareState.FAILED: 2, ShareState.RECEIVED: 1}}
-    assert await store.actions(limit=9) == []
-    assert await retried(store, await store.failed_ids(None, after_id=0, limit=9)) == {"retried": 2}
-    assert {one.share for one in await claim(store)} == {posted(number).share for number in (1, 2, 3)}
 
 
 async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, path: Path) -> None:

@@ -1,5 +1,6 @@
--- The schema on PostgreSQL. It says the same as SQLite's (`../schema.sql`), but for what several hosts need, and but for
--- what nobody who has the database's files, its log or its backups is to read: that is sealed (`seals.py`).
+-- The schema of a new database on PostgreSQL. A later change is a file of its own; a released file is never edited.
+-- It differs from SQLite's (`../../migrations/0001_initial.sql`) in what several hosts need, and in the columns that
+-- nobody with access to the database's files, log or backups may read: these are encrypted (`../row_encryption.py`).
 
 -- Small facts: the cursor, the chain's id, the keys of this database (hex).
 CREATE TABLE meta (
@@ -8,7 +9,7 @@ CREATE TABLE meta (
   row_check BYTEA NOT NULL CHECK (length(row_check) = 8)
 );
 
--- Every round that anything here belongs to: a short number for it, and the key of its shares' macs, sealed.
+-- A short number for each round that has rows in other tables, and the MAC key of its shares, encrypted.
 CREATE SEQUENCE round_no;
 CREATE TABLE round_keys (
   no        BIGINT PRIMARY KEY,
@@ -17,7 +18,7 @@ CREATE TABLE round_keys (
   row_check BYTEA NOT NULL CHECK (length(row_check) = 8)
 );
 
--- Rounds as the chain last told them, at `seen_ms`.
+-- Rounds as the chain last listed them, at `seen_ms`.
 CREATE TABLE rounds (
   round_no          BIGINT PRIMARY KEY REFERENCES round_keys (no),
   status            BIGINT NOT NULL CHECK (status BETWEEN 0 AND 255),
@@ -30,14 +31,14 @@ CREATE TABLE rounds (
   row_check         BYTEA NOT NULL CHECK (length(row_check) = 8)
 );
 
--- Live shares. A confirmed one is no row here but a tombstone: state 2 cannot be written.
+-- Live shares. A confirmed share is a tombstone instead: state 2 cannot be written.
 CREATE SEQUENCE share_id;
 CREATE TABLE shares (
   id            BIGINT PRIMARY KEY,
   round_no      BIGINT NOT NULL REFERENCES round_keys (no),
   mac           BYTEA NOT NULL UNIQUE CHECK (length(mac) = 32),
-  tag           BYTEA NOT NULL CHECK (length(tag) = 16),     -- a keyed hash of its nullifier
-  witness       BYTEA NOT NULL CHECK (length(witness) = 742), -- sealed
+  tag           BYTEA NOT NULL CHECK (length(tag) = 16),     -- keyed hash of the nullifier
+  witness       BYTEA NOT NULL CHECK (length(witness) = 742), -- encrypted
   rank          BIGINT NOT NULL CHECK (rank >= 0),
   state         BIGINT NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        BIGINT NOT NULL CHECK (due_ms >= 0),
@@ -58,10 +59,11 @@ BEGIN
   RAISE EXCEPTION 'a share begins as received' USING ERRCODE = 'check_violation';
 END $$;
 
--- A share begins as received.
+-- The first state is received.
 CREATE TRIGGER shares_begin BEFORE INSERT ON shares FOR EACH ROW WHEN (NEW.state <> 0) EXECUTE FUNCTION shares_begin();
 
--- The legal moves among live states; the way to submitted is to leave this table. What may have been sent is kept first.
+-- The legal transitions between live states. A confirmed share is deleted from this table. A message is stored before
+-- its first byte is sent.
 CREATE FUNCTION shares_move() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF (OLD.state, NEW.state) NOT IN (
@@ -78,8 +80,8 @@ END $$;
 CREATE TRIGGER shares_move BEFORE UPDATE OF state ON shares
 FOR EACH ROW WHEN (NEW.state <> OLD.state) EXECUTE FUNCTION shares_move();
 
--- Who works on a share, and until when if nothing is heard of it. The fence is a number that no other claim has: a host
--- that was stopped for too long finds another one here, and what it writes matches no row.
+-- Which host processes a share, and when its claim expires unless it is renewed. The fencing token is unique: a host
+-- that was stopped for longer finds another token here, and its writes match no row.
 CREATE SEQUENCE fence;
 CREATE TABLE claims (
   share_id BIGINT PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
@@ -90,7 +92,7 @@ CREATE TABLE claims (
 
 CREATE INDEX claims_until ON claims (until);
 
--- The message of a share that may have been sent; its bytes and its hash are sealed.
+-- The message of a share that may have been sent; its bytes and its hash are encrypted.
 CREATE TABLE reveals (
   share_id          BIGINT PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
   message           BYTEA NOT NULL CHECK (length(message) BETWEEN 77 AND 65700),
@@ -107,8 +109,8 @@ CREATE TABLE reveals (
   CHECK ((sends = 0) = (last_sent_height IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- From which height of the chain on there is something to do about a message that may have been sent. It repeats
--- `next_step` in helper/reveal/resend_policy.py; a test holds the two together.
+-- The height of the chain from which a message that may have been sent needs a decision. It repeats `next_step` in
+-- helper/reveal/resend_policy.py; a test compares both.
 CREATE INDEX reveals_follow_up ON reveals ((
   CASE
     WHEN sends = 0 THEN 0
@@ -119,7 +121,7 @@ CREATE INDEX reveals_follow_up ON reveals ((
   END
 ));
 
--- What happened to a live share, for operators.
+-- Events of a live share, for operators.
 CREATE TABLE history (
   share_id BIGINT NOT NULL REFERENCES shares (id) ON DELETE CASCADE,
   n        BIGINT NOT NULL,
@@ -130,7 +132,7 @@ CREATE TABLE history (
   PRIMARY KEY (share_id, n)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Shares whose row failed its check: left as they are, and never worked on.
+-- Shares whose row failed its check: the row stays unchanged and is never processed.
 CREATE TABLE damaged (
   share_id BIGINT PRIMARY KEY,
   found_ms BIGINT NOT NULL,
@@ -139,15 +141,15 @@ CREATE TABLE damaged (
   state    BIGINT NOT NULL
 );
 
--- All that is left of a confirmed share: enough to know it again.
+-- What remains of a confirmed share, enough to recognise it.
 CREATE TABLE tombstones (
   round_no BIGINT NOT NULL REFERENCES round_keys (no),
   mac      BYTEA NOT NULL CHECK (length(mac) = 32),
   PRIMARY KEY (round_no, mac)
 );
 
--- How many shares stand where. Each connection that writes has lines of its own (`part`), so that none waits for another;
--- the number is their sum, and one line alone may be below zero.
+-- The number of shares in each state. Each writing connection has rows of its own (`part`), so that none waits for
+-- another. The number is their sum; a single row may be negative.
 CREATE TABLE counters (
   round_no BIGINT NOT NULL REFERENCES round_keys (no),
   state    BIGINT NOT NULL CHECK (state BETWEEN 0 AND 4),
@@ -180,7 +182,7 @@ CREATE TABLE tree_subtrees (
   PRIMARY KEY (round_no, idx)
 );
 
--- What operators did through commands that change something.
+-- The audit log: operator actions that change something.
 CREATE TABLE actions (
   id       BIGINT PRIMARY KEY,
   begun_ms BIGINT NOT NULL CHECK (begun_ms >= 0),
@@ -194,7 +196,7 @@ CREATE TABLE actions (
   CHECK ((ended_ms IS NULL) = (outcome IS NULL))
 );
 
--- How many shares had failed for good when their round was purged, by day, stage and reason.
+-- The number of shares that had failed permanently when their round was purged, by day, stage and reason.
 CREATE TABLE failed_before (
   day    BIGINT NOT NULL CHECK (day >= 0),
   stage  TEXT NOT NULL CHECK (length(stage) BETWEEN 1 AND 32),
@@ -202,3 +204,16 @@ CREATE TABLE failed_before (
   n      BIGINT NOT NULL CHECK (n > 0),
   PRIMARY KEY (day, stage, reason)
 );
+
+-- Which host sends, and when its lease expires unless it is renewed. The fencing token is from the same sequence as
+-- those of claims: a sender that was stopped for longer finds another token here, and sends nothing. Where a lease in
+-- an object store gives the right to send, `outer_fence` is the token of that lease, which never decreases.
+CREATE TABLE sender (
+  one         BOOLEAN PRIMARY KEY CHECK (one),
+  fence       BIGINT NOT NULL,
+  host        TEXT NOT NULL CHECK (length(host) <= 63),
+  until       TIMESTAMPTZ NOT NULL,
+  outer_fence BIGINT NOT NULL
+);
+
+INSERT INTO sender VALUES (true, 0, '', '-infinity', 0);
