@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import NothingThere, StoreForeign
+from helper.errors import NothingThere
 from helper.runtime.privileges import acting_as_owner
 from helper.store.migration.endpoint import MigrationEndpoint, copying
 from helper.store.migration.tables import Row, plain
 from helper.store.sql_files import queries
-from helper.store.sqlite.errors import translate
+from helper.store.sqlite.errors import translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database
-from helper.store.sqlite.schema import APPLICATION_ID, latest_version
+from helper.store.sqlite.schema import read_identity
 from helper.store.transaction import Params
 
 _DELETE_PREFIX: Final = "drop_"
@@ -62,28 +62,24 @@ class SqliteEndpoint(MigrationEndpoint):
         if self._opened is not None or self._conn is not None:
             return
         if not self._path.exists():
-            raise NothingThere(f"there is no database {self._path}", advice="Specify the file of the queue: --db FILE.")
+            raise NothingThere(
+                f"database {self._path} does not exist", advice="Specify the file of the queue: --db FILE."
+            )
         with acting_as_owner(self._path):
             self._connect()
 
     def _connect(self) -> None:
-        with _translated():
+        try:
             conn = sqlite3.connect(read_only_uri(self._path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)
             try:
                 conn.execute("PRAGMA query_only = ON")
-                self._check(conn)
+                read_identity(conn).check(str(self._path), latest_only=True)
             except BaseException:
                 conn.close()
                 raise
-            self._use(conn)
-
-    def _check(self, conn: sqlite3.Connection) -> None:
-        header = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if header != [APPLICATION_ID, latest_version()]:
-            raise StoreForeign(
-                f"{self._path} is not a database of this version of the helper",
-                advice="Upgrade a database of an older version with `svote-helper db migrate`.",
-            )
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise translate_opening(error, str(self._path)) from error
+        self._use(conn)
 
     def hold(self) -> None:
         """Take the daemon's lock and open the file as a daemon does. Creates a missing file."""

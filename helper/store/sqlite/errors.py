@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 
-from helper.errors import StoreCorrupt, StoreError, StoreFull
+from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 
 _REFUSALS = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH})
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -45,6 +45,18 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     return isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_FULL
+
+
+def translate_opening(error: BaseException, name: str) -> BaseException:
+    """Like `translate`, for the first use of a file, which may not be a database at all."""
+    if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_NOTADB:
+        return not_a_database(name)
+    return translate(error)
+
+
+def not_a_database(name: str) -> StoreForeign:
+    """The error for a file that SQLite cannot open as a database."""
+    return StoreForeign(f"{name} is not a database")
 
 
 def translate(error: BaseException) -> BaseException:

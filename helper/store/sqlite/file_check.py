@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import HelperError, StoreCorrupt, StoreForeign
-from helper.store.sqlite.errors import translate
+from helper.store.sqlite.errors import translate_opening
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.opening import MAGIC
-from helper.store.sqlite.schema import APPLICATION_ID, compare_schema, latest_version
+from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
 
 LOCK_SECONDS: Final = 2.0
 _STEPS: Final = 20_000
@@ -41,9 +39,8 @@ def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
         StoreError: it cannot be read.
         OSError: it cannot be opened.
     """
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) not in (b"", MAGIC):
-            raise StoreForeign(f"{path} is not a database")
+    with path.open("rb"):
+        pass  # if it cannot be read, the system's error says why
     deadline = clock.monotonic() + seconds
     try:
         uri = read_only_uri(path)
@@ -51,27 +48,13 @@ def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.execute("PRAGMA query_only = ON")
             conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
-            _check(conn, path)
-    except HelperError:
-        raise
-    except sqlite3.OperationalError as error:
-        if clock.monotonic() > deadline:
-            return False
-        raise translate(error) from error
+            identity = read_identity(conn)
+            identity.check(str(path))
+            if identity.version == latest_version():
+                compare_schema(conn, str(path))
+            check_pages(conn, str(path), "quick_check(3)")
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate(error) from error
+        if isinstance(error, sqlite3.OperationalError) and clock.monotonic() > deadline:
+            return False
+        raise translate_opening(error, str(path)) from error
     return True
-
-
-def _check(conn: sqlite3.Connection, path: Path) -> None:
-    ((application,),) = conn.execute("PRAGMA application_id").fetchall()
-    ((version,),) = conn.execute("PRAGMA user_version").fetchall()
-    if application != APPLICATION_ID:
-        raise StoreForeign(f"{path} is a database of another program")
-    if version > latest_version():
-        raise StoreForeign(f"{path} was written by a newer version (its schema is {version}, ours {latest_version()})")
-    if version == latest_version():
-        compare_schema(conn)
-    problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
-    if problems != ["ok"]:
-        raise StoreCorrupt(f"{path} is damaged: {'; '.join(problems)}")

@@ -17,10 +17,10 @@ from helper.store.migration.marks import refuse_marked
 from helper.store.migration.tables import MOVED, RUN, UNFINISHED
 from helper.store.sql_files import queries
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.errors import code_of, is_full, translate
+from helper.store.sqlite.errors import code_of, is_full, not_a_database, translate_opening
 from helper.store.sqlite.file_location import PathWatch, log_of, refuse_incomplete, size_of
 from helper.store.sqlite.file_lock import FileLock, open_regular
-from helper.store.sqlite.schema import APPLICATION_ID, compare_schema, latest_version, migrate_schema
+from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import Keys, fact_row, read_fact, read_round_key
 
@@ -29,7 +29,7 @@ CHECKED_AT_START: Final = 64 << 20
 """Largest file, in bytes, that is checked before the start; this takes a few tenths of a second. A larger file would
 keep wallets waiting: the background check finds damage in it, and until then the row checks do.
 """
-MAGIC: Final = b"SQLite format 3\x00"
+_MAGIC: Final = b"SQLite format 3\x00"
 _RUN_BYTES: Final = 16
 _FORMATS: Final = slice(18, 20)
 """Header bytes with the write and read version of the format: 1 for a rollback journal, 2 for a WAL."""
@@ -115,7 +115,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
         if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_ERROR:
             # The statements above are valid for an undamaged file, so the file's schema must be damaged.
             raise StoreCorrupt(f"the database is damaged: invalid schema: {error}") from error
-        raise translate(error) from error
+        raise translate_opening(error, str(path)) from error
 
 
 def _full(path: Path) -> StoreFull:
@@ -130,8 +130,6 @@ def _open_locked(
 ) -> OpenedDatabase:
     _prepare_file(path)
     lock.lock_database()
-    _check_format(path)
-    _check_length(path)
     conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
     # A damaged text must not stop the start: its row check detects it.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
@@ -139,7 +137,7 @@ def _open_locked(
         _examine(conn, path)
         _set_up(conn)
         migrate_schema(conn)
-        compare_schema(conn)
+        compare_schema(conn, str(path))
         keys = _keys(conn)
         if not marked:
             facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED)]
@@ -199,10 +197,7 @@ def _prepare_file(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     if not path.is_file():
         raise StoreForeign(f"{path} is not a file")
-    with path.open("rb") as file:
-        head = file.read(len(MAGIC))
-    if head not in (b"", MAGIC):
-        raise StoreForeign(f"{path} is not a database")
+    _check_header(path)
     for name in (path, log_of(path), Path(f"{path}-shm")):
         fd = open_regular(name)
         if fd >= 0:
@@ -213,41 +208,32 @@ def _prepare_file(path: Path) -> None:
                 os.close(fd)
 
 
-def _check_format(path: Path) -> None:
-    """Refuse a file whose header has an unknown format version: SQLite would open it, but refuse every write."""
-    with path.open("rb") as file:
-        head = file.read(_FORMATS.stop)
-    if head and head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
-        raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
+def _check_header(path: Path) -> None:
+    """Refuse a file that is not a database, and one that is damaged in a way that SQLite does not report at once.
 
-
-def _check_length(path: Path) -> None:
-    """Refuse a truncated file, unless there is a WAL, which may hold the missing pages."""
+    With an unknown format version, SQLite opens it but refuses every write. A truncated file may have its missing pages
+    in the WAL.
+    """
     with path.open("rb") as file:
         head = file.read(_PAGES.stop)
+    if not head:
+        return
+    if not head.startswith(_MAGIC):
+        raise not_a_database(str(path))
+    if head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
+        raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
     pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")
-    if head and not size_of(log_of(path)) and path.stat().st_size < pages * (size if size > 1 else 65536):
+    if not size_of(log_of(path)) and path.stat().st_size < pages * (size if size > 1 else 65536):
         raise StoreCorrupt(f"{path} is damaged: its end is missing")
 
 
 def _examine(conn: sqlite3.Connection, path: Path) -> None:
     """Refuse a file of another program or a newer version, and a damaged one. Writes nothing."""
-    application = _pragma(conn, "application_id")
-    version = _pragma(conn, "user_version")
-    empty = conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
-    if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
-        raise StoreForeign(f"{path} is a database of another program")
-    if version > latest_version():
-        raise StoreForeign(
-            f"{path} was written by a newer version (its schema is {version}, ours {latest_version()})",
-            advice="Start the version that wrote it, or a newer one; or configure another db_path for this version. "
-            "If no newer version ever ran, the file is damaged: restore the newest backup.",
-        )
-    if path.stat().st_size > CHECKED_AT_START:
-        return
-    problems = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
-    if problems != ["ok"]:
-        raise StoreCorrupt(f"{path} is damaged: {'; '.join(problems)}")
+    identity = read_identity(conn)
+    if not identity.is_new():
+        identity.check(str(path))
+    if path.stat().st_size <= CHECKED_AT_START:
+        check_pages(conn, str(path), "quick_check(3)")
 
 
 def _set_up(conn: sqlite3.Connection) -> None:
@@ -281,7 +267,3 @@ def _keys(conn: sqlite3.Connection) -> Keys:
             raise StoreCorrupt(f"the database is damaged: {name} fails its check")
         keys.append(bytes.fromhex(text))
     return Keys(*keys)
-
-
-def _pragma(conn: sqlite3.Connection, name: str) -> int:
-    return int(conn.execute(f"PRAGMA {name}").fetchone()[0])

@@ -16,15 +16,15 @@ from typing import Any, Final
 
 import aiosqlite
 
-from helper.errors import StoreError, StoreForeign
+from helper.errors import StoreError
 from helper.store.migration.marks import refuse_marked
 from helper.store.migration.tables import MOVED, UNFINISHED
 from helper.store.queue_reader import QueueReader
 from helper.store.share_listing import Row
 from helper.store.sql_files import queries
-from helper.store.sqlite.errors import code_of, translate
+from helper.store.sqlite.errors import code_of, translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.schema import APPLICATION_ID, latest_version
+from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
 from helper.store.transaction import Params
 
 _CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
@@ -41,6 +41,7 @@ class Reader:
         """Connect.
 
         Raises:
+            StoreForeign: the file is not a database.
             StoreError: the file cannot be read.
         """
         try:
@@ -52,7 +53,7 @@ class Reader:
                     raise
                 self._conn = await _connect(self._path, "&immutable=1")
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise translate(error) from error
+            raise translate_opening(error, str(self._path)) from error
 
     async def close(self) -> None:
         """Disconnect, and end the thread."""
@@ -117,10 +118,7 @@ async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
     reader = Reader(path)
     await reader.open()
     try:
-        ((application,),) = await reader.run("PRAGMA application_id")
-        ((version,),) = await reader.run("PRAGMA user_version")
-        if (application, version) != (APPLICATION_ID, latest_version()):
-            raise StoreForeign(f"{path} is not a database of this version of the helper")
+        FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
         unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED, MOVED)]
         refuse_marked(unfinished, moved, str(path))
         yield QueueReader(reader)

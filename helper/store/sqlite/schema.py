@@ -1,16 +1,71 @@
-"""The schema of the database file: its version and its upgrades."""
+"""The schema of the database file: its version, its upgrades, and the check that a file is one of our databases."""
 
 from __future__ import annotations
 
 import sqlite3
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from helper.errors import StoreCorrupt
+from helper.errors import StoreCorrupt, StoreForeign
 from helper.store.sql_files import read_migrations
 
 APPLICATION_ID: Final = 0x73564F54
 """`application_id` in the header of our files: "sVOT"."""
+
+
+IDENTITY_QUERY: Final = (
+    "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema) "
+    "FROM pragma_application_id, pragma_user_version"
+)
+"""Reads a `FileIdentity`."""
+
+
+class FileIdentity(NamedTuple):
+    """What tells one of our databases from other files.
+
+    Attributes:
+        application_id: of the program that created it; 0 for a program that sets none, or for a new file.
+        version: of its schema.
+        objects: number of tables, indexes and triggers.
+    """
+
+    application_id: int
+    version: int
+    objects: int
+
+    def is_new(self) -> bool:
+        """Whether nothing was written to the file yet."""
+        return self == (0, 0, 0)
+
+    def check(self, name: str, *, latest_only: bool = False) -> None:
+        """Refuse a file that this version of the helper cannot use.
+
+        Args:
+            name: the name of the file in messages.
+            latest_only: refuse a database that must be upgraded first, too.
+
+        Raises:
+            StoreForeign: it is empty, of another program, or of another version.
+            StoreCorrupt: it is damaged: no version of the helper writes this.
+        """
+        latest = latest_version()
+        if self.is_new():
+            raise StoreForeign(f"{name} is an empty database", advice="Start the helper: it creates the schema.")
+        if self.application_id != APPLICATION_ID:
+            raise StoreForeign(f"{name} is a database of another program")
+        if self.version < 1:
+            raise StoreCorrupt(f"{name} is damaged: its schema version is {self.version}")
+        if self.version > latest:
+            raise StoreForeign(
+                f"{name} was written by a newer version (its schema is {self.version}, ours {latest})",
+                advice="Use the version that wrote it, or a newer one. If no newer version ever ran, the file is "
+                "damaged: restore the newest backup.",
+            )
+        if latest_only and self.version < latest:
+            raise StoreForeign(
+                f"{name} was written by an older version (its schema is {self.version}, ours {latest})",
+                advice="Start the helper, which upgrades it, or run `svote-helper db migrate`.",
+            )
 
 
 @cache
@@ -24,9 +79,21 @@ def latest_version() -> int:
     return len(migrations())
 
 
+def read_identity(conn: sqlite3.Connection) -> FileIdentity:
+    """The identity of an open file."""
+    return FileIdentity(*conn.execute(IDENTITY_QUERY).fetchone())
+
+
+def check_pages(conn: sqlite3.Connection, name: str, pragma: str) -> None:
+    """Refuse a file in which `PRAGMA quick_check` or `integrity_check` finds damage."""
+    problems = [str(row[0]) for row in conn.execute(f"PRAGMA {pragma}")]
+    if problems != ["ok"]:
+        raise StoreCorrupt(f"{name} is damaged: {'; '.join(problems)}")
+
+
 def migrate_schema(conn: sqlite3.Connection) -> None:
     """Bring the schema up to date in one transaction."""
-    version = int(conn.execute("PRAGMA user_version").fetchone()[0])
+    version = read_identity(conn).version
     if version == latest_version():
         return
     steps = "\n".join(migrations()[version:])
@@ -41,7 +108,7 @@ def migrate_schema(conn: sqlite3.Connection) -> None:
         raise
 
 
-def compare_schema(conn: sqlite3.Connection) -> None:
+def compare_schema(conn: sqlite3.Connection, name: str) -> None:
     """Refuse a file whose schema text differs from that of the migrations: it is damaged."""
     sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
     reference = sqlite3.connect(":memory:")
@@ -51,4 +118,4 @@ def compare_schema(conn: sqlite3.Connection) -> None:
     finally:
         reference.close()
     if conn.execute(sql).fetchall() != expected:
-        raise StoreCorrupt("the database is damaged: its schema differs from this version's")
+        raise StoreCorrupt(f"{name} is damaged: its schema differs from this version's")

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import HelperError, StoreCorrupt, StoreForeign
+from helper.errors import StoreCorrupt
 from helper.store.migration.tables import RUN
 from helper.store.records import ShareRow
 from helper.store.sql_files import queries
-from helper.store.sqlite.errors import translate
+from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
-from helper.store.sqlite.opening import BUSY_SECONDS, MAGIC
-from helper.store.sqlite.schema import APPLICATION_ID, compare_schema, latest_version
+from helper.store.sqlite.opening import BUSY_SECONDS
+from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
 from helper.store.transaction import read_fact
 
 _VERSIONS: Final = slice(18, 20)
@@ -71,20 +71,19 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
         StoreDisplaced: it has another name.
         StoreError: it cannot be read.
     """
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise StoreForeign(f"{path} is not a database")
+    with path.open("rb"):
+        pass  # if it cannot be read, the system's error says why
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             began = clock.monotonic()
             _copy(path, copy)
             seconds = clock.monotonic() - began
+            read_identity(copy).check(str(path))
             # The copy is a different file: the write-ahead log next to the database does not belong to it.
-            if copy.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
-                copy.execute("DELETE FROM meta WHERE key = ?", (RUN,))
+            copy.execute("DELETE FROM meta WHERE key = ?", (RUN,))
             image = bytearray(copy.serialize())
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate(error) from error
+        raise translate_opening(error, str(path)) from error
     image[_VERSIONS] = _ROLLBACK_JOURNAL
     return Snapshot(bytes(image), examine(image, str(path)), seconds)
 
@@ -113,34 +112,23 @@ def examine(image: bytes | bytearray, name: str) -> Contents:
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
     """
-    if not image.startswith(MAGIC):
-        raise StoreForeign(f"{name} is not a database")
+    if not image:
+        raise not_a_database(name)
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.deserialize(image)
             return _contents(conn, name)
-    except HelperError:
-        raise
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate(error) from error
+        raise translate_opening(error, name) from error
 
 
 def _contents(conn: sqlite3.Connection, name: str) -> Contents:
-    ((application,),) = conn.execute("PRAGMA application_id").fetchall()
-    ((version,),) = conn.execute("PRAGMA user_version").fetchall()
-    if application != APPLICATION_ID:
-        raise StoreForeign(f"{name} is a database of another program")
-    if version > latest_version():
-        raise StoreForeign(
-            f"{name} was written by a newer version (its schema is {version}, ours {latest_version()})",
-            advice="Use the version that wrote it, or a newer one.",
-        )
-    problems = [str(row[0]) for row in conn.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
-    if problems != ["ok"]:
-        raise StoreCorrupt(f"{name} is damaged: {'; '.join(problems)}")
-    if version == latest_version():
-        compare_schema(conn)
+    identity = read_identity(conn)
+    identity.check(name)
+    check_pages(conn, name, f"integrity_check({_MOST_PROBLEMS})")
+    if identity.version == latest_version():
+        compare_schema(conn, name)
     key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
     if key is None:
         raise StoreCorrupt(f"{name} is damaged: the key of the row checks fails its check")
@@ -151,4 +139,4 @@ def _contents(conn: sqlite3.Connection, name: str) -> Contents:
         live += 1
         damaged += share.id in aside or not share.is_sound(bytes.fromhex(key))
     ((confirmed,),) = conn.execute(queries()["tombstone_count"]).fetchall()
-    return Contents(version, live, confirmed, damaged)
+    return Contents(identity.version, live, confirmed, damaged)

@@ -226,7 +226,7 @@ WRONG = [
     (("--to", "mysql://there/db"), 2, "neither postgresql"),
     (("--to", "postgresql"), 2, r"\[store\] url is empty"),
     (("--to", "sqlite"), 1, "onto itself"),
-    (("--to", "ADDRESS", "--from", "nowhere.db"), 5, "there is no database"),
+    (("--to", "ADDRESS", "--from", "nowhere.db"), 5, "database nowhere.db does not exist"),
     (("--to", "there.db", "--from", "ADDRESS"), 5, "has no queue"),
     (("--to", "postgresql://db.example/x?sslmode=require"), 1, "does not protect"),
     (("--to", "postgresql:///x?host=/nowhere"), 6, "is unreachable"),

@@ -1,0 +1,119 @@
+"""Whatever opens a file decides alike whether it is one of our databases, and says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from helper.clock import SystemClock
+from helper.errors import StoreCorrupt, StoreError, StoreForeign
+from helper.store.migration.sqlite_endpoint import SqliteEndpoint
+from helper.store.sqlite.file_check import look_through
+from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.reader import open_queue_file
+from helper.store.sqlite.schema import latest_version
+from helper.store.sqlite.snapshot import examine, take_snapshot
+from tests.unit.store.fixtures import files, hands_on
+from tests.unit.store.test_schema_upgrade import add_migration
+
+CLOCK = SystemClock()
+
+
+async def by_daemon(path: Path) -> None:
+    open_database(path, CLOCK).close()
+
+
+async def by_operator_query(path: Path) -> None:
+    async with open_queue_file(path):
+        pass
+
+
+async def by_backup(path: Path) -> None:
+    take_snapshot(path, CLOCK)
+
+
+async def by_restore(path: Path) -> None:
+    examine(path.read_bytes(), str(path))
+
+
+async def by_doctor(path: Path) -> None:
+    look_through(path, CLOCK, seconds=60)
+
+
+async def by_migration(path: Path) -> None:
+    endpoint = SqliteEndpoint(path, CLOCK)
+    try:
+        endpoint.look()
+    finally:
+        endpoint.close()
+
+
+Use = Callable[[Path], Awaitable[None]]
+USES = [by_daemon, by_operator_query, by_backup, by_restore, by_doctor, by_migration]
+
+
+def set_header(path: Path, pragma: str, value: int) -> None:
+    open_database(path, CLOCK).close()
+    with hands_on(path) as conn:
+        conn.execute("PRAGMA journal_mode = DELETE")  # as in a backup
+        conn.execute(f"PRAGMA {pragma} = {value}")
+
+
+def foreign(path: Path) -> None:
+    with hands_on(path) as conn:
+        conn.execute("CREATE TABLE songs (title TEXT)")
+
+
+REFUSED: list[tuple[Callable[[Path], object], type[StoreError], str]] = [
+    (lambda path: path.write_text("not a database\n" * 500), StoreForeign, "is not a database"),
+    (foreign, StoreForeign, "is a database of another program"),
+    (lambda path: set_header(path, "user_version", 99), StoreForeign, "was written by a newer version"),
+    (lambda path: set_header(path, "user_version", 0), StoreCorrupt, "is damaged: its schema version is 0"),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("make", "kind", "text"), REFUSED, ids=["text", "foreign", "newer", "no-version"])
+async def test_every_use_refuses_a_foreign_file_with_the_same_words(
+    path: Path, use: Use, make: Callable[[Path], object], kind: type[StoreError], text: str
+) -> None:
+    make(path)
+    before = path.read_bytes()
+
+    with pytest.raises(kind) as refused:
+        await use(path)
+
+    assert str(refused.value).startswith(f"{path} {text}")
+    assert refused.value.advice
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("use", [by_operator_query, by_migration])
+async def test_older_database_is_refused_by_what_reads_the_latest_schema_only(
+    path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_database(path, CLOCK).close()
+    add_migration(monkeypatch)
+    before = files(path)[path.name]
+
+    with pytest.raises(StoreForeign, match=rf"older version \(its schema is {latest_version() - 1}") as refused:
+        await use(path)
+
+    assert "svote-helper db migrate" in refused.value.advice
+    assert files(path)[path.name] == before
+
+
+@pytest.mark.parametrize("use", [by_operator_query, by_doctor, by_migration])
+async def test_empty_file_is_a_new_database_for_the_daemon_only(path: Path, use: Use) -> None:
+    path.touch()
+    with pytest.raises(StoreForeign, match="is an empty database"):
+        await use(path)
+    await by_daemon(path)
+    await use(path)
+
+
+def test_examine_of_empty_image_is_refused() -> None:
+    with pytest.raises(StoreForeign, match="is not a database"):
+        examine(b"", "backup.age")
