@@ -167,10 +167,6 @@ DELETE FROM history WHERE share_id = ? AND n <= ? AND counted = 0;
 -- ---------------------------------------------------------------- reveals
 
 -- name: add_reveal
-INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)
-VALUES (?, ?, ?, ?, ?, ?, 0, ?);
-
--- name: carry_reveal
 INSERT INTO reveals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: reveal

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.store.action_rows import Action, PurgedFailures
 from helper.store.operations.actions import read_action
-from helper.store.records import Column, RoundRow
+from helper.store.records import Column, RoundKeyRow, RoundRow
 from helper.store.rows import (
     MINUTES_AHEAD,
     DamagedShare,
@@ -22,8 +22,21 @@ from helper.store.rows import (
     RoundOutlook,
     StoredRound,
 )
-from helper.store.share_listing import Row, conditions, entry_of, list_shares, ref_bounds
+from helper.store.share_listing import ListedShare, Row, conditions, entry_of, list_shares, ref_bounds
 from helper.store.transaction import Params, read_fact
+
+
+class RevealFacts(NamedTuple):
+    """A row of the query `reveal_facts`."""
+
+    tx_hash: bytes | None = None
+    anchor_height: int | None = None
+    circuit: str | None = None
+    sends: int = 0
+    first_sent_height: int | None = None
+    last_sent_height: int | None = None
+    last_endpoint: str | None = None
+    last_outcome: str | None = None
 
 
 class RowReader(Protocol):
@@ -70,30 +83,28 @@ class QueueReader:
         rows = [] if bounds is None else await self._operators.fetch("shares_by_prefix", bounds)
         if len(rows) != 1:
             return None
-        share_id, received_ms, vote_end_time = rows[0][-3:]
+        share = ListedShare(*rows[0])
         history = tuple(
             HistoryEntry(at_ms, stage, note, bool(counted))
-            for at_ms, stage, note, counted in await self._operators.fetch("history", (share_id,))
+            for at_ms, stage, note, counted in await self._operators.fetch("history", (share.id,))
         )
-        entry = entry_of(rows[0])
-        facts = await self._operators.fetch("reveal_facts", (share_id,)) if entry.state is ShareState.BROADCAST else []
-        tx_hash, anchor_height, circuit, sends, first, last, endpoint, outcome = (
-            facts[0] if facts else (None, None, None, 0, None, None, None, None)
-        )
+        entry = entry_of(share)
+        rows = await self._operators.fetch("reveal_facts", (share.id,)) if entry.state is ShareState.BROADCAST else []
+        reveal = RevealFacts(*rows[0]) if rows else RevealFacts()
         return QueueStory(
             entry=entry,
-            received_ms=received_ms,
-            vote_end_time=vote_end_time,
-            history=(HistoryEntry(received_ms, "accepted", "", counted=False), *history),
+            received_ms=share.received_ms,
+            vote_end_time=share.vote_end_time,
+            history=(HistoryEntry(share.received_ms, "accepted", "", counted=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.counted)),
-            tx_hash=tx_hash,
-            anchor_height=anchor_height,
-            circuit=circuit,
-            sends=sends,
-            first_sent_height=first,
-            last_sent_height=last,
-            last_endpoint=endpoint,
-            last_outcome=outcome,
+            tx_hash=reveal.tx_hash,
+            anchor_height=reveal.anchor_height,
+            circuit=reveal.circuit,
+            sends=reveal.sends,
+            first_sent_height=reveal.first_sent_height,
+            last_sent_height=reveal.last_sent_height,
+            last_endpoint=reveal.last_endpoint,
+            last_outcome=reveal.last_outcome,
         )
 
     async def share_ids(self, ref: str) -> list[int]:
@@ -108,7 +119,7 @@ class QueueReader:
             found = await self._operators.fetch("round_key", (round_id,))
             if not found:
                 return []
-            round_no = found[0][0]
+            round_no = RoundKeyRow(*found[0]).no
         params: dict[str, Column] = {"round_no": round_no, "after": after_id, "limit": limit}
         return [row[0] for row in await self._operators.fetch("failed_ids", params)]
 

@@ -36,6 +36,23 @@ def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
         return False  # a column of a type or size that is never written
 
 
+class RoundKeyRow(NamedTuple):
+    """The number and the MAC key of a round: the columns of `round_keys` in table order."""
+
+    no: int
+    round_id: bytes
+    mac_key: bytes
+    row_check: bytes = b""
+
+    def sealed(self, key: bytes) -> RoundKeyRow:
+        """The same row with its check."""
+        return self._replace(row_check=row_check(key, self[:-1]))
+
+    def is_sound(self, key: bytes) -> bool:
+        """Whether the row passes its check."""
+        return is_sound(key, self)
+
+
 class ShareRow(NamedTuple):
     """A live share: its round id, then the columns of `shares` in table order."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
@@ -22,6 +22,27 @@ _COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, str, str)
 """Types of the columns of an entry in an undamaged row."""
 
 
+class ListedShare(NamedTuple):
+    """A live share as the queries of this module return it. In a damaged row any column may hold any value.
+
+    The last three columns are those of the query `shares_by_prefix`.
+    """
+
+    mac: bytes
+    round_id: bytes
+    state: int
+    submit_at: int
+    due_ms: int
+    attempts: int
+    crashes: int
+    stage: str
+    note: str
+    is_set_aside: int
+    id: int = 0
+    received_ms: int = 0
+    vote_end_time: int | None = None
+
+
 async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
     """The first shares that match, by due time. An unreadable share is listed too, and hides no other."""
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
@@ -33,7 +54,7 @@ async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[Queu
     return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
 
 
-async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[Row]:
+async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[ListedShare]:
     """The rows that match, at most `limit` waiting ones per round and at most `limit` of each other state."""
     params: dict[str, Column] = {**conditions(query), "limit": limit}
     rows: list[Row] = []
@@ -42,7 +63,7 @@ async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], l
             rows += await fetch("list_waiting", {**params, "round_id": round_id})
     for state in sorted(states - {ShareState.RECEIVED}):
         rows += await fetch("list_under_way", {**params, "round_id": query.round_id, "state": state.value})
-    return rows
+    return [ListedShare(*row) for row in rows]
 
 
 def conditions(query: QueueFilter) -> dict[str, Column]:
@@ -53,7 +74,7 @@ def conditions(query: QueueFilter) -> dict[str, Column]:
     }
 
 
-async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[Row]:
+async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[ListedShare]:
     """The rows in these states, each read by its own query; all rows if the indexes are unreadable."""
     try:
         candidates = await _by_indexes(fetch, query, states)
@@ -78,19 +99,30 @@ async def _by_indexes(
     return entries
 
 
-async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> Row:
+async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> ListedShare:
     """A share's row; if it is unreadable, a row made from the index entries."""
     try:
         rows = await fetch("list_one", (share_id,))
     except StoreCorrupt:
         rows = []
     if rows:
-        return rows[0]
+        return ListedShare(*rows[0])
     try:
         macs = await fetch("mac_by_index", (share_id,))
     except StoreCorrupt:
         macs = []
-    return (macs[0][0] if macs else b"", round_id, state.value, 0, due_ms, 0, 0, "damaged", UNREADABLE_NOTE, 1)
+    return ListedShare(
+        mac=macs[0][0] if macs else b"",
+        round_id=round_id,
+        state=state.value,
+        submit_at=0,
+        due_ms=due_ms,
+        attempts=0,
+        crashes=0,
+        stage="damaged",
+        note=UNREADABLE_NOTE,
+        is_set_aside=1,
+    )
 
 
 async def _rounds(fetch: Fetch, query: QueueFilter) -> list[bytes]:
@@ -99,29 +131,28 @@ async def _rounds(fetch: Fetch, query: QueueFilter) -> list[bytes]:
     return [round_id for (round_id,) in await fetch("all_round_ids", ())]
 
 
-def _matches(row: Row, query: QueueFilter, states: set[ShareState]) -> bool:
+def _matches(row: ListedShare, query: QueueFilter, states: set[ShareState]) -> bool:
     """Whether a row matches the filter; a damaged row always does."""
-    if _is_malformed(row) or row[8] == UNREADABLE_NOTE:
+    if _is_malformed(row) or row.note == UNREADABLE_NOTE:
         return True
-    in_time = query.due_before_ms is None or row[4] < query.due_before_ms
-    in_round = query.round_id in (None, row[1])
-    return in_time and in_round and row[2] in states and query.stage in (None, row[7])
+    in_time = query.due_before_ms is None or row.due_ms < query.due_before_ms
+    in_round = query.round_id in (None, row.round_id)
+    return in_time and in_round and row.state in states and query.stage in (None, row.stage)
 
 
-def _is_malformed(row: Row) -> bool:
+def _is_malformed(row: ListedShare) -> bool:
     """Whether a column has a type or the state a value that is never written."""
     well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
-    return not well_typed or row[2] not in set(ShareState)
+    return not well_typed or row.state not in set(ShareState)
 
 
-def entry_of(row: Row) -> QueueEntry:
+def entry_of(row: ListedShare) -> QueueEntry:
     """The list entry of a row. A malformed row may hold any values: then only its reference and state are shown."""
-    mac, round_id, state, submit_at, due_ms, attempts, crashes, stage, note, set_aside = row[:10]
     if _is_malformed(row):
         return QueueEntry(
-            ref=share_ref(mac) if isinstance(mac, bytes) else "",
-            round_id=round_id if isinstance(round_id, bytes) else b"",
-            state=ShareState(state) if state in set(ShareState) else ShareState.RECEIVED,
+            ref=share_ref(row.mac) if isinstance(row.mac, bytes) else "",
+            round_id=row.round_id if isinstance(row.round_id, bytes) else b"",
+            state=ShareState(row.state) if row.state in set(ShareState) else ShareState.RECEIVED,
             submit_at=0,
             due_ms=0,
             attempts=0,
@@ -131,16 +162,16 @@ def entry_of(row: Row) -> QueueEntry:
             damaged=True,
         )
     return QueueEntry(
-        ref=share_ref(mac),
-        round_id=round_id,
-        state=ShareState(state),
-        submit_at=submit_at,
-        due_ms=due_ms,
-        attempts=attempts,
-        crashes=crashes,
-        stage=stage,
-        note=note,
-        damaged=bool(set_aside),
+        ref=share_ref(row.mac),
+        round_id=row.round_id,
+        state=ShareState(row.state),
+        submit_at=row.submit_at,
+        due_ms=row.due_ms,
+        attempts=row.attempts,
+        crashes=row.crashes,
+        stage=row.stage,
+        note=row.note,
+        damaged=bool(row.is_set_aside),
     )
 
 

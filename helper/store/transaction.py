@@ -12,7 +12,7 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import FACTS_KEY, Column, ShareRow, is_sound
+from helper.store.records import FACTS_KEY, RoundKeyRow, ShareRow, is_sound
 from helper.store.rows import DamagedShare, Spent
 from proofs import row_check
 
@@ -59,15 +59,16 @@ class Keys:
     order: bytes = field(repr=False)
 
 
-def read_round_key(row: tuple[Any, ...], keys: Keys) -> RoundKey:
-    """The key of a round from its row: no, round_id, mac_key, row_check.
+def read_round_key(columns: tuple[Any, ...], keys: Keys) -> RoundKey:
+    """The key of a round from its row in `round_keys`.
 
     Raises:
         StoreCorrupt: the row fails its check.
     """
-    if not is_sound(keys.rows, row):
+    row = RoundKeyRow(*columns)
+    if not row.is_sound(keys.rows):
         raise StoreCorrupt("the database is damaged: the key of a round fails its check")
-    return RoundKey(row[0], row[2])
+    return RoundKey(row.no, row.mac_key)
 
 
 def read_fact(rows: Sequence[tuple[Any, ...]]) -> str | None:
@@ -215,10 +216,10 @@ class Transaction(ABC):
         if known is None:
             mac_key = secrets.token_bytes(32)
             (last,) = self.one("last_round_no") or (0,)
-            row: tuple[Column, ...] = (last + 1, round_id, mac_key)
-            if not self.run("add_round_key", (*row, row_check(self.keys.rows, row))):
+            row = RoundKeyRow(last + 1, round_id, mac_key).sealed(self.keys.rows)
+            if not self.run("add_round_key", row):
                 return self.need_round(round_id)  # another host was first
-            known = self._rounds[round_id] = RoundKey(last + 1, mac_key)
+            known = self._rounds[round_id] = RoundKey(row.no, mac_key)
         return known
 
     def count(self, round_no: int, state: ShareState | int, change: int) -> None:

@@ -228,9 +228,9 @@ class MigrationEndpoint(ABC):
         self.many("drop_mac", [(live.share.mac,) for live in fresh])
         received = ShareState.RECEIVED.value
         self.many("add_share", [live.share._replace(state=received).columns() for live in fresh])
-        reveals = [tuple(live.reveal) for live in fresh if live.reveal is not None]
+        reveals = [live.reveal for live in fresh if live.reveal is not None]
         if reveals:
-            self.many("carry_reveal", reveals)
+            self.many("add_reveal", reveals)
         self.many("write_history", [(live.id, *entry) for live in fresh for entry in live.history])
         self.many("bring_share", list(_transitions(fresh)))
 

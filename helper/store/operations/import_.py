@@ -166,7 +166,7 @@ def _add_reveal(tx: Transaction, share_id: int, exported: ExportedShare) -> None
         last_endpoint=_short_or_none(reveal.last_endpoint),
         last_outcome=_short_or_none(reveal.last_outcome),
     ).sealed(tx.keys.rows)
-    tx.run("carry_reveal", tuple(row))
+    tx.run("add_reveal", row)
 
 
 def _short_or_none(text: str | None) -> str | None:

@@ -33,7 +33,7 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int
         share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
     ).sealed(tx.keys.rows)
     # The message first: the schema does not allow BROADCAST without one.
-    tx.run("add_reveal", (*reveal[:6], reveal.row_check))
+    tx.run("add_reveal", reveal)
     tx.tell(PREPARED)
     move_row(tx, row, change)
     return True

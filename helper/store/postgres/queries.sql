@@ -257,10 +257,6 @@ DELETE FROM history WHERE share_id = %s AND n <= %s AND counted = 0;
 -- ---------------------------------------------------------------- reveals
 
 -- name: add_reveal
-INSERT INTO reveals (share_id, message, anchor_height, circuit, height, sends, row_check)
-VALUES (%s, %s, %s, %s, %s, 0, %s);
-
--- name: carry_reveal
 INSERT INTO reveals VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
 
 -- name: reveal
@@ -374,19 +370,19 @@ DELETE FROM round_keys WHERE no = %s;
 
 -- ---------------------------------------------------------------- operators
 
--- The encrypted witness is in the column where SQLite has `submit_at`; the reader decrypts it and inserts the time.
+-- The times of a share are in its encrypted witness, which is the last column: the reader decrypts it and fills them in.
 
 -- name: list_waiting
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
+SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.witness
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE k.round_id = %(round_id)s AND s.state = 0
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
 
 -- name: list_under_way
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
+SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.witness
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.state <> 0 AND s.state = %(state)s AND (%(round_id)s::bytea IS NULL OR k.round_id = %(round_id)s)
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
@@ -396,8 +392,8 @@ ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
 SELECT round_id FROM round_keys ORDER BY no;
 
 -- name: shares_by_prefix
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.id, NULL, r.vote_end_time
+SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.id, NULL, r.vote_end_time, s.witness
 FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
 WHERE s.mac BETWEEN %s AND %s LIMIT 2;
 

@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from helper.store.postgres.keyring import DecryptionError, Keyring
-from helper.store.records import RevealRow, ShareRow
+from helper.store.records import RevealRow, RoundKeyRow, ShareRow
+from helper.store.share_listing import ListedShare
 from helper.store.transaction import Params
 
 _NUMBERS: Final = struct.Struct(">BIBIqq")
-_PARTS: Final = (32, 512, 32, 32, 32, 32)
-"""shares_hash, share_comms, primary_blind, c1, c2, nullifier."""
+_NUMBER_COUNT: Final = 6
+_BLOB_BYTES: Final = (32, 512, 32, 32, 32, 32)
 _HASH_BYTES: Final = 32
-_SHARE_COLUMNS: Final = 15
-_REVEAL_COLUMNS: Final = 11
-_SUBMIT_AT: Final = 3
-_RECEIVED: Final = 11
 
 Row = tuple[Any, ...]
 Encrypted = tuple[Any, ...] | Mapping[str, Any]
 
 
 class Witness(NamedTuple):
-    """Encrypted columns of a share's row; -1 and empty if damaged, so that the row check fails."""
+    """The columns of a share that are encrypted together; -1 and empty if damaged, so that the row check fails.
+
+    The plaintext has the fields in this order: `_NUMBERS`, then byte strings of `_BLOB_BYTES`.
+    """
 
     share_index: int = -1
     proposal_id: int = -1
@@ -43,6 +43,68 @@ class Witness(NamedTuple):
     c2: bytes = b""
     nullifier: bytes = b""
 
+    @classmethod
+    def of(cls, row: ShareRow) -> Witness:
+        """The witness of a share."""
+        return cls(*[getattr(row, name) for name in cls._fields])
+
+    def encode(self) -> bytes:
+        """The plaintext."""
+        return b"".join((_NUMBERS.pack(*self[:_NUMBER_COUNT]), *self[_NUMBER_COUNT:]))
+
+    @classmethod
+    def decode(cls, plain: bytes) -> Witness:
+        """The witness of a plaintext; the defaults if its length is wrong."""
+        if len(plain) != _NUMBERS.size + sum(_BLOB_BYTES):
+            return cls()
+        blobs, start = [], _NUMBERS.size
+        for length in _BLOB_BYTES:
+            blobs.append(plain[start : start + length])
+            start += length
+        return cls(*_NUMBERS.unpack_from(plain), *blobs)
+
+
+class EncryptedShare(NamedTuple):
+    """A live share: its round id, then the columns of `shares` in table order."""
+
+    round_id: bytes
+    id: int
+    round_no: int
+    mac: bytes
+    tag: bytes
+    witness: bytes
+    rank: int
+    state: int
+    due_ms: int
+    attempts: int
+    crashes: int
+    proved_height: int | None
+    stage: str
+    note: str
+    row_check: bytes
+
+
+class EncryptedReveal(NamedTuple):
+    """A stored message: the columns of `reveals` in table order. `message` begins with the transaction hash."""
+
+    share_id: int
+    message: bytes
+    anchor_height: int
+    circuit: str
+    height: int
+    sends: int
+    first_sent_height: int | None
+    last_sent_height: int | None
+    last_endpoint: str | None
+    last_outcome: str | None
+    row_check: bytes
+
+
+_SHARE_COLUMNS: Final = len(EncryptedShare._fields)
+_SHARE_AND_REVEAL_COLUMNS: Final = _SHARE_COLUMNS + len(EncryptedReveal._fields)
+_NO_REVEAL: Final = (None,) * len(RevealRow._fields)
+"""The columns of a message in a LEFT JOIN, where there is none."""
+
 
 class RowEncryption:
     """Converts statement parameters to PostgreSQL columns, and rows to what the operations expect."""
@@ -50,11 +112,10 @@ class RowEncryption:
     def __init__(self, seals: Keyring) -> None:
         self._seals = seals
         self._encrypt: dict[str, Callable[[Any], Encrypted]] = {
-            "add_share": self.share,
-            "add_reveal": lambda row: (row[0], self._message(row[1], row[2]), *row[3:]),
-            "carry_reveal": lambda row: (row[0], self._message(row[1], row[2]), *row[3:]),
-            "add_round_key": lambda row: (*row[:2], seals.seal(row[2]), row[3]),
-            "shares_of_nullifier": lambda row: (seals.tags(row[0]),),
+            "add_share": lambda columns: self.share(ShareRow(b"", *columns)),
+            "add_reveal": self._encrypted_reveal,
+            "add_round_key": self._encrypted_round_key,
+            "shares_of_nullifier": lambda params: (seals.tags(*params),),
         }
         self._decrypt: dict[str, Callable[[Row], Row]] = {
             "share_by_id": self._share,
@@ -66,8 +127,8 @@ class RowEncryption:
             "sent_reveal": self._sent,
             "list_waiting": self._listed,
             "list_under_way": self._listed,
-            "shares_by_prefix": self._shown,
-            "reveal_facts": lambda row: (self._opened_message(row[0])[1], *row[1:]),
+            "shares_by_prefix": self._listed,
+            "reveal_facts": self._reveal_facts,
         }
 
     def outward(self, name: str, params: Params) -> Encrypted:
@@ -90,67 +151,127 @@ class RowEncryption:
 
     # ------------------------------------------------------------------ encryption
 
-    def share(self, columns: Row) -> Row:
-        """Return a share's columns for PostgreSQL."""
-        row = ShareRow(b"", *columns)
-        numbers = _NUMBERS.pack(
-            row.share_index, row.proposal_id, row.vote_decision, row.tree_position, row.submit_at, row.received_ms
+    def share(self, row: ShareRow) -> Row:
+        """Return the values for the columns of `shares`."""
+        encrypted = EncryptedShare(
+            round_id=row.round_id,
+            id=row.id,
+            round_no=row.round_no,
+            mac=row.mac,
+            tag=self._seals.tags(row.nullifier)[0],
+            witness=self._seals.seal(Witness.of(row).encode()),
+            rank=row.rank,
+            state=row.state,
+            due_ms=row.due_ms,
+            attempts=row.attempts,
+            crashes=row.crashes,
+            proved_height=row.proved_height,
+            stage=row.stage,
+            note=row.note,
+            row_check=row.row_check,
         )
-        parts = (row.shares_hash, row.share_comms, row.primary_blind, row.c1, row.c2, row.nullifier)
-        witness = self._seals.seal(b"".join((numbers, *parts)))
-        return (row.id, row.round_no, row.mac, self._seals.tags(row.nullifier)[0], witness, *row[16:])
+        return encrypted[1:]
 
-    def _message(self, message: bytes, tx_hash: bytes) -> bytes:
-        return self._seals.seal(tx_hash + message)
+    def _encrypted_reveal(self, columns: Row) -> EncryptedReveal:
+        row = RevealRow(*columns)
+        return EncryptedReveal(
+            share_id=row.share_id,
+            message=self._seals.seal(row.tx_hash + row.message),
+            anchor_height=row.anchor_height,
+            circuit=row.circuit,
+            height=row.height,
+            sends=row.sends,
+            first_sent_height=row.first_sent_height,
+            last_sent_height=row.last_sent_height,
+            last_endpoint=row.last_endpoint,
+            last_outcome=row.last_outcome,
+            row_check=row.row_check,
+        )
+
+    def _encrypted_round_key(self, columns: Row) -> RoundKeyRow:
+        row = RoundKeyRow(*columns)
+        return row._replace(mac_key=self._seals.seal(row.mac_key))
 
     # ------------------------------------------------------------------ decryption
 
-    def _witness(self, sealed: bytes) -> Witness:
+    def _open(self, sealed: bytes) -> bytes:
+        """Return the plaintext of a column; empty if it is damaged."""
         try:
-            plain = self._seals.open(sealed)
+            return self._seals.open(sealed)
         except DecryptionError:
-            return Witness()
-        if len(plain) != _NUMBERS.size + sum(_PARTS):
-            return Witness()
-        parts, start = [], _NUMBERS.size
-        for length in _PARTS:
-            parts.append(plain[start : start + length])
-            start += length
-        return Witness(*_NUMBERS.unpack_from(plain), *parts)
+            return b""
 
-    def _share(self, row: Row) -> Row:
-        round_id, share_id, round_no, mac, _tag, sealed, *rest = row
-        witness = self._witness(sealed)
-        numbers = witness[:5]
-        parts = witness[6:]
-        return (round_id, share_id, round_no, mac, *numbers, *parts, witness.received_ms, *rest)
+    def _share(self, columns: Row) -> ShareRow:
+        row = EncryptedShare(*columns)
+        witness = Witness.decode(self._open(row.witness))
+        return ShareRow(
+            round_id=row.round_id,
+            id=row.id,
+            round_no=row.round_no,
+            mac=row.mac,
+            share_index=witness.share_index,
+            proposal_id=witness.proposal_id,
+            vote_decision=witness.vote_decision,
+            tree_position=witness.tree_position,
+            submit_at=witness.submit_at,
+            shares_hash=witness.shares_hash,
+            share_comms=witness.share_comms,
+            primary_blind=witness.primary_blind,
+            c1=witness.c1,
+            c2=witness.c2,
+            nullifier=witness.nullifier,
+            received_ms=witness.received_ms,
+            rank=row.rank,
+            state=row.state,
+            due_ms=row.due_ms,
+            attempts=row.attempts,
+            crashes=row.crashes,
+            proved_height=row.proved_height,
+            stage=row.stage,
+            note=row.note,
+            row_check=row.row_check,
+        )
 
-    def _opened_message(self, sealed: bytes) -> tuple[bytes, bytes]:
-        """Return message and transaction hash; empty if damaged."""
-        try:
-            plain = self._seals.open(sealed)
-        except DecryptionError:
-            plain = b""
-        return plain[_HASH_BYTES:], plain[:_HASH_BYTES]
+    def _hash_and_message(self, sealed: bytes) -> tuple[bytes, bytes]:
+        plain = self._open(sealed)
+        return plain[:_HASH_BYTES], plain[_HASH_BYTES:]
 
-    def _reveal(self, row: Row) -> Row:
-        if row[0] is None:
-            return (None,) * len(RevealRow._fields)
-        return (row[0], *self._opened_message(row[1]), *row[2:])
+    def _reveal(self, columns: Row) -> Row:
+        row = EncryptedReveal(*columns)
+        if row.share_id is None:
+            return _NO_REVEAL
+        tx_hash, message = self._hash_and_message(row.message)
+        return RevealRow(
+            share_id=row.share_id,
+            message=message,
+            tx_hash=tx_hash,
+            anchor_height=row.anchor_height,
+            circuit=row.circuit,
+            height=row.height,
+            sends=row.sends,
+            first_sent_height=row.first_sent_height,
+            last_sent_height=row.last_sent_height,
+            last_endpoint=row.last_endpoint,
+            last_outcome=row.last_outcome,
+            row_check=row.row_check,
+        )
 
-    def _round_key(self, row: Row) -> Row:
-        try:
-            return (*row[:2], self._seals.open(row[2]), row[3])
-        except DecryptionError:
-            return (*row[:2], b"", row[3])
+    def _round_key(self, columns: Row) -> RoundKeyRow:
+        row = RoundKeyRow(*columns)
+        return row._replace(mac_key=self._open(row.mac_key))
 
-    def _sent(self, row: Row) -> Row:
-        stop = _SHARE_COLUMNS + _REVEAL_COLUMNS
-        return (*self._share(row[:_SHARE_COLUMNS]), *self._reveal(row[_SHARE_COLUMNS:stop]), *row[stop:])
+    def _sent(self, columns: Row) -> Row:
+        """Decrypt a row of a share, its message, and two counts."""
+        share, reveal = columns[:_SHARE_COLUMNS], columns[_SHARE_COLUMNS:_SHARE_AND_REVEAL_COLUMNS]
+        return (*self._share(share), *self._reveal(reveal), *columns[_SHARE_AND_REVEAL_COLUMNS:])
 
-    def _listed(self, row: Row) -> Row:
-        return (*row[:_SUBMIT_AT], self._witness(row[_SUBMIT_AT]).submit_at, *row[_SUBMIT_AT + 1 :])
+    def _listed(self, columns: Row) -> ListedShare:
+        """Decrypt a row of a listing, whose last column is the witness."""
+        *listed, sealed = columns
+        witness = Witness.decode(self._open(sealed))
+        return ListedShare(*listed)._replace(submit_at=witness.submit_at, received_ms=witness.received_ms)
 
-    def _shown(self, row: Row) -> Row:
-        received_ms = self._witness(row[_SUBMIT_AT]).received_ms
-        return (*self._listed(row)[:_RECEIVED], received_ms, *row[_RECEIVED + 1 :])
+    def _reveal_facts(self, columns: Row) -> Row:
+        """Replace the message by its transaction hash."""
+        sealed, *facts = columns
+        return (self._hash_and_message(sealed)[0], *facts)

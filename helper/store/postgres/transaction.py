@@ -120,7 +120,7 @@ class PostgresTransaction(Transaction):
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert shares."""
-        self.many("add_shares", [self.sealing.share(row.columns()) for row in rows])
+        self.many("add_shares", [self.sealing.share(row) for row in rows])
 
     def share(self, share_id: int) -> ShareRow | None:
         """Return a share's row, locked until the end of the transaction."""
