@@ -13,6 +13,7 @@ import structlog
 
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
+from helper.core.recent import LoggedProblem
 from helper.errors import ChainAnswerError, ChainUnavailable
 
 ALONE_SECONDS: Final = 10.0
@@ -44,7 +45,7 @@ class CopyQuorum:
         self._clock = endpoints.clock
         self._alone_since: float | None = None  # monotonic
         self._waits: dict[int, float] = {}  # monotonic time since which a second copy is missing, by height
-        self._is_reported = False
+        self._lack_of_copies = LoggedProblem()
         self.disputed: int | None = None
         endpoints.on_probe(self._on_probe)
 
@@ -69,15 +70,14 @@ class CopyQuorum:
                 del self._waits[next(iter(self._waits))]
             return False
         self._waits.pop(height, None)
-        if not self._is_reported:
-            self._is_reported = True
+        if self._lack_of_copies.note():
             log.warning("reveals_confirmed_by_one_node", height=height, reason="no second node shows this block")
         return True
 
     def note_agreement(self, height: int) -> None:
         """Record that two nodes show the same reveals in a block."""
         self._waits.pop(height, None)
-        self._is_reported = False
+        self._lack_of_copies.clear()
         if self.disputed == height:
             log.info("block_dispute_resolved", height=height)
             self.disputed = None

@@ -15,6 +15,7 @@ from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
+from helper.core.recent import LoggedProblem
 from helper.errors import HelperError
 
 
@@ -32,7 +33,7 @@ class ChainFollower:
         self._synced_height = 0
         self._synced_at = 0.0
         self._settled = False
-        self._logged_reason: str | None = None
+        self._problem = LoggedProblem()
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
         endpoints.on_probe(self._on_probe)
@@ -69,13 +70,11 @@ class ChainFollower:
             await self._sync()
         except Exception as error:  # The next attempt may succeed, whatever the error is.
             reason = str(error) if isinstance(error, HelperError) else repr(error)
-            if reason != self._logged_reason:
+            if self._problem.note(reason):
                 self._log.warning("chain_sync_failed", reason=reason)
-            self._logged_reason = reason
             return False
-        if self._logged_reason is not None:
+        if self._problem.clear():
             self._log.info("chain_sync_recovered", height=self._synced_height)
-            self._logged_reason = None
         return True
 
     async def _sync(self) -> None:

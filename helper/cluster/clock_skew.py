@@ -8,6 +8,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
+from helper.core.recent import LoggedProblem
 from helper.errors import StoreError
 
 log = structlog.get_logger("helper.cluster")
@@ -35,7 +36,7 @@ class ClockSkewMonitor:
     def __init__(self, database: Database, *, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._reported = False
+        self._problem = LoggedProblem()
         self._offset = self._own_offset()  # the database's wall clock minus this host's monotonic clock
 
     @property
@@ -62,15 +63,16 @@ class ClockSkewMonitor:
         """
         ahead = await self._database.skew()
         self._offset = self._own_offset() + ahead
-        trouble, reported, self._reported = self.trouble, self._reported, self.trouble is not None
-        if trouble is not None and not reported:
+        trouble = self.trouble
+        if trouble is None:
+            if self._problem.clear():
+                log.info("clock_skew_recovered", seconds=round(ahead, 3))
+        elif self._problem.note():  # without its reason: the seconds in it change
             log.error(
                 "clock_skew_exceeded",
                 reason=str(trouble),
                 advice="Correct the clock of this host or of the database server.",
             )
-        elif trouble is None and reported:
-            log.info("clock_skew_recovered", seconds=round(ahead, 3))
 
     async def run(self) -> None:
         """Compare the clocks periodically until cancelled."""

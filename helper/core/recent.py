@@ -1,9 +1,27 @@
-"""Limits how often a repeated event is logged. Pure."""
+"""Limits how often an event or a lasting problem is logged. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+
+
+class LoggedProblem:
+    """A lasting problem that is logged when it begins or its reason changes, and not at every attempt."""
+
+    def __init__(self) -> None:
+        self._reason: Hashable | None = None
+
+    def note(self, reason: Hashable = "") -> bool:
+        """Note that the problem lasts; returns whether to log it: it is new, or has another reason."""
+        is_new = reason != self._reason
+        self._reason = reason
+        return is_new
+
+    def clear(self) -> bool:
+        """Note that there is no problem; returns whether there was one."""
+        was_noted, self._reason = self._reason is not None, None
+        return was_noted
 
 
 class RecentKeys:

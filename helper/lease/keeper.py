@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
+from helper.core.recent import LoggedProblem
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease import Lease
 
@@ -47,7 +48,7 @@ class LeaseKeeper:
         self._changed = changed
         self._fit = fit
         self._acquired = False
-        self._logged_reason: str | None = None
+        self._problem = LoggedProblem()
 
     async def begin(self) -> None:
         """Acquire the lease before any work starts. Returns without it if its storage is unreachable; `run` retries.
@@ -103,7 +104,8 @@ class LeaseKeeper:
                 if not self._standby and now - held_since >= max_wait:
                     raise LeaseHeld(f"{self._other_host} sends for this queue, and only one host may")
             await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
-        self._acquired, self._logged_reason = True, None
+        self._acquired = True
+        self._problem.clear()
         log.info("lease_acquired", fence=self._lease.fence)
         self._changed()
 
@@ -125,7 +127,7 @@ class LeaseKeeper:
             return
         try:
             self._acquired = await self._lease.renew()
-            self._logged_reason = None
+            self._problem.clear()
         except LeaseError as error:
             # The lease may still be valid; `held` turns false when it expires.
             self._warn_once("lease_renewal_failed", str(error), error.advice)
@@ -142,6 +144,5 @@ class LeaseKeeper:
 
     def _warn_once(self, event: str, reason: str, advice: str) -> None:
         """Log a reason once, not at every attempt."""
-        if reason != self._logged_reason:
-            self._logged_reason = reason
+        if self._problem.note(reason):
             log.warning(event, reason=reason, advice=advice)

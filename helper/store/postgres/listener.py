@@ -13,6 +13,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from helper.core.recent import LoggedProblem
 from helper.store.postgres.connection import ConnectionSettings
 
 log = structlog.get_logger("helper.store")
@@ -39,24 +40,22 @@ class NotificationListener:
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        lost = False
+        problem = LoggedProblem()
         while True:
             try:
                 conn = await psycopg.AsyncConnection.connect(self._link.conninfo, **self._link.options(reading=True))
                 async with conn:
                     await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._link.schema)))
-                    if lost:
+                    if problem.clear():
                         log.info("listen_connection_recovered")
-                    lost = False
                     await self._receive(conn)
             except psycopg.Error as error:
-                if not lost:
+                if problem.note():
                     log.warning(
                         "listen_connection_lost",
                         error=type(error).__name__,
                         advice="Polling every second until it is back.",
                     )
-                lost = True
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _receive(self, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helper.core.recent import RecentKeys
+from helper.core.recent import LoggedProblem, RecentKeys
 
 
 def test_recent_keys_are_new_again_after_a_pause() -> None:
@@ -15,3 +15,11 @@ def test_recent_keys_are_new_again_after_a_pause() -> None:
 def test_recent_keys_drops_the_oldest_beyond_its_bound() -> None:
     recent = RecentKeys(10.0, most=2)
     assert [recent.note(key, 0.0) for key in ("a", "b", "a", "c", "a", "b")] == [True, True, False, True, False, True]
+
+
+def test_logged_problem_is_new_when_it_begins_or_changes_and_ends_once() -> None:
+    problem = LoggedProblem()
+    assert not problem.clear()
+    assert [problem.note(reason) for reason in ("full", "full", "slow", "full")] == [True, False, True, True]
+    assert [problem.clear(), problem.clear()] == [True, False]
+    assert [problem.note(), problem.note(), problem.clear(), problem.note()] == [True, False, True, True]
