@@ -82,7 +82,7 @@ class StoreCorrupt(StoreError):
     """The database file is damaged."""
 
     retryable = False
-    advice = "Stop the helper, save the damaged file, and restore the newest backup to another path."
+    advice = "Stop the helper, keep the file, and restore the newest backup: `svote-helper db restore FILE --force`."
 
 
 class StoreForeign(StoreError):

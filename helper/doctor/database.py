@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.doctor.backlog import Waiting
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.errors import HelperError, StoreCorrupt, StoreForeign
+from helper.errors import HelperError
 from helper.store.rows import DamagedShare, RoundOutlook
 from helper.store.sqlite.file_check import look_through
 from helper.store.sqlite.reader import open_queue_file
@@ -55,6 +56,8 @@ async def read_file(path: Path, *, now: float) -> DatabaseReport:
         size = path.stat().st_size
         if not size:
             return DatabaseReport(ok("database", f"{path} is empty: the first start creates the schema"))
+        if not os.access(path, os.R_OK):
+            raise PermissionError
         async with open_queue_file(path) as queue:
             outlook, damaged = await queue.outlook(now=now), await queue.damaged()
     except (HelperError, OSError) as error:
@@ -125,14 +128,7 @@ def totals_of(outlook: Sequence[RoundOutlook]) -> Mapping[str, int]:
 
 def _unreadable(path: Path, error: HelperError | OSError) -> CheckResult:
     if isinstance(error, PermissionError):
-        return warn("database", f"{path} is not readable by this user", "Run doctor as the helper's user.")
+        return warn("database", f"no permission to read {path}", "Run doctor as the helper's user.")
     if isinstance(error, OSError):
         return fail("database", f"{path} cannot be read: {error.strerror}", "Check its disk.")
-    if isinstance(error, StoreCorrupt):
-        advice = (
-            "Stop the helper, keep the file, and restore the newest backup: `svote-helper db restore FILE --force`."
-        )
-        return fail("database", str(error), advice)
-    if isinstance(error, StoreForeign):
-        return fail("database", str(error), error.advice)
     return fail("database", str(error), error.advice)

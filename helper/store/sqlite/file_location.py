@@ -54,12 +54,12 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
     if size_of(database) == 0:
         if size_of(log) > 0:
             raise StoreDisplaced(
-                f"there is no database {database}, but {log} holds what was committed last",
+                f"{database} is missing or empty, but {log} holds the last commits",
                 advice=_MOVE_BACK.format(what="the database file", path=database) + f"{restore}.",
             )
         if not clean:
             raise StoreDisplaced(
-                f"there is no database {database}, although the last run on it did not end in order",
+                f"{database} is missing or empty, although the last run on it did not end in order",
                 advice=f"Move the database file back to {database} and start again. {restore}. To begin with an empty "
                 f"queue, delete {database}.lock.",
             )

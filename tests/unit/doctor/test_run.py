@@ -23,6 +23,7 @@ from helper.doctor.daemon import (
     judge_sender,
     waiting_of,
 )
+from helper.doctor.database import read_file
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import examine
 from helper.doctor.settings import read_settings
@@ -178,6 +179,14 @@ async def test_examine_with_damaged_database_reports_it(
     bad = [finding for finding in report.findings if finding.level is Level.FAIL and finding.subject == "database"]
     assert bad, report.findings
     assert any(message in finding.message for finding in bad), bad
+
+
+async def test_read_file_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "svote-helper.db"
+    path.write_bytes(b"SQLite format 3\0")
+    monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)
+    finding = (await read_file(path, now=0.0)).finding
+    assert (finding.level, finding.message) == (Level.WARN, f"no permission to read {path}")
 
 
 async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ async def test_open_after_crash_without_database_is_refused_and_moving_back_reco
     assert log
 
     for _ in range(2):
-        with pytest.raises(StoreDisplaced, match=r"there is no database .*queue\.db-wal holds") as caught:
+        with pytest.raises(StoreDisplaced, match=r"is missing or empty, but .*queue\.db-wal holds") as caught:
             await SqliteStore(path).open()
         assert "Do not delete the log" in caught.value.advice
         assert f"Move the database file back to {path}" in caught.value.advice
@@ -278,7 +278,7 @@ async def test_open_after_crash_with_empty_file_in_place_of_database_is_refused(
         writer.crash()
     path.unlink()
     path.touch()
-    with pytest.raises(StoreDisplaced, match="there is no database"):
+    with pytest.raises(StoreDisplaced, match="is missing or empty"):
         await SqliteStore(path).open()
     Path(f"{path}-wal").unlink()
     with pytest.raises(StoreDisplaced, match="did not end in order") as caught:
