@@ -150,9 +150,11 @@ def need_ready(conn: Connection, link: ConnectionSettings, seals: Keyring) -> No
     exists = conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()
     if exists != (True,):
         raise NothingThere(f"the schema {link.schema} has no queue", advice="Check [store] url and schema_name.")
-    if conn.execute("SELECT version FROM schema_version").fetchall() != [(len(migrations()),)]:
+    version = _read_version(conn, link)
+    if version < len(migrations()):
         raise StoreForeign(
-            f"the schema {link.schema} has another version", advice="Upgrade all hosts to this version first."
+            f"the schema {link.schema} was written by an older version ({version}, ours is {len(migrations())})",
+            advice="Upgrade all hosts to this version first.",
         )
     _open_probe(read_fact(conn.execute(statements()["get_meta"], ("seal.check",)).fetchall()), seals)
 
@@ -182,15 +184,20 @@ def _migrate(conn: Connection, link: ConnectionSettings) -> None:
     if not tables:
         conn.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         conn.execute("INSERT INTO schema_version VALUES (0)")
+    for step in migrations()[_read_version(conn, link) :]:
+        conn.execute(step.encode())
+    conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (len(migrations()), len(migrations())))
+
+
+def _read_version(conn: Connection, link: ConnectionSettings) -> int:
+    """Return the version of the schema; refuse a newer one."""
     ((version,),) = conn.execute("SELECT version FROM schema_version").fetchall()
     if version > len(migrations()):
         raise StoreForeign(
             f"the schema {link.schema} was written by a newer version ({version}, ours is {len(migrations())})",
-            advice="Start the version that wrote it, or a newer one.",
+            advice="Use the version that wrote it, or a newer one.",
         )
-    for step in migrations()[version:]:
-        conn.execute(step.encode())
-    conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (len(migrations()), len(migrations())))
+    return int(version)
 
 
 def _key(conn: Connection, name: str) -> bytes:

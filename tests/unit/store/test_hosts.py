@@ -20,8 +20,10 @@ from psycopg.conninfo import make_conninfo
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.lease.database import DatabaseLease
+from helper.store.migration.postgres_endpoint import PostgresEndpoint
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.connection import create_connection_settings
+from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import refuse_held_name
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.rows import DamagedShare, Enqueued, QueueFilter
@@ -712,6 +714,12 @@ async def test_another_programs_schema_and_a_newer_versions_are_refused(
     place.change("UPDATE schema_version SET version = 99")
     with pytest.raises(StoreForeign, match="newer"):
         await place.store(clock, print).open()
+    link = create_connection_settings(place.address, schema=place.schema, host="move")
+    endpoint = PostgresEndpoint(link, Keyring(SEALS))
+    for version, text in ((99, "newer version"), (0, "older version")):
+        place.change(f"UPDATE schema_version SET version = {version}")
+        with pytest.raises(StoreForeign, match=text):
+            endpoint.look()
     place.change("DROP TABLE schema_version")
     with pytest.raises(StoreForeign, match="another program"):
         await place.store(clock, print).open()
