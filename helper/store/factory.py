@@ -36,7 +36,7 @@ def create_shared_store(config: Config, clock: Clock) -> PostgresStore:
     with needing_postgres():
         # Imported here: a helper with a SQLite file does not need these packages.
         from helper.store.postgres import PostgresStore  # noqa: PLC0415
-        from helper.store.postgres.keyfile import read_keyring  # noqa: PLC0415
+        from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store
     return PostgresStore(
         settings.url,

@@ -82,7 +82,7 @@ def _postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
     with needing_postgres():
         from helper.store.migration.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415
-        from helper.store.postgres.keyfile import read_keyring  # noqa: PLC0415
+        from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store
     if not settings.key_file:
         raise ValueError("a shared database needs a key file: --key-file or [store] key_file")

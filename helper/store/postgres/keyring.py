@@ -8,8 +8,11 @@ encrypted.
 from __future__ import annotations
 
 import hmac
+import os
+import stat
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Final
 
 from nacl.exceptions import CryptoError
@@ -20,6 +23,10 @@ from helper.errors import StoreError
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 NAME_BYTES: Final = 4
+_FILE_ADVICE: Final = (
+    "It has one key of 64 hex digits per line, the same on every host. Create it with "
+    "`(umask 077; openssl rand -hex 32 > FILE)`."
+)
 
 
 class DecryptionError(Exception):
@@ -38,10 +45,7 @@ class Keyring:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys or any(len(key) != KEY_BYTES for key in keys):
-            raise StoreError(
-                "the key file has no usable key",
-                advice="It has one key of 64 hex digits per line, the same on every host: `openssl rand -hex 32`.",
-            )
+            raise StoreError("the key file has no usable key", advice=_FILE_ADVICE)
         self._boxes = {_name(key): SecretBox(_derive(key, b"seal")) for key in keys}
         self._tag_keys = [_derive(key, b"tag") for key in keys]
         self._first = _name(keys[0])
@@ -76,6 +80,51 @@ class Keyring:
     def tags(self, nullifier: bytes) -> list[bytes]:
         """Return the possible keyed hashes of a nullifier, one for each key; new rows have the first."""
         return [hmac.digest(key, nullifier, "sha256")[:TAG_BYTES] for key in self._tag_keys]
+
+
+def read_keyring(file: Path) -> Keyring:
+    """Read a key file: one key per line, the first one encrypts. Empty lines and lines that begin with # are ignored.
+
+    Raises:
+        StoreError: it cannot be read, users other than its owner may access it, or a line is not a key. The message
+            never quotes a line.
+    """
+    try:
+        with file.open("rb") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            text = opened.read().decode("ascii")
+    except PermissionError as error:
+        advice = (
+            f"Its owner must be the user of the helper, who needs access to its directory too: `chown USER {file}`."
+        )
+        raise StoreError(f"the key file {file} cannot be read: {error.strerror}", advice=advice) from None
+    except OSError as error:
+        raise StoreError(f"the key file {file} cannot be read: {error.strerror}", advice=_FILE_ADVICE) from None
+    except UnicodeDecodeError:
+        raise StoreError(f"the key file {file} is not text", advice=_FILE_ADVICE) from None
+    if mode & 0o077:
+        raise StoreError(
+            f"users other than its owner may access the key file {file} (mode {mode:04o})",
+            advice=f"`chmod 600 {file}`.",
+        )
+    keys = []
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = line.strip()
+        if entry and not entry.startswith("#"):
+            keys.append(_parse_key(entry, f"{file}:{number}"))
+    if not keys:
+        raise StoreError(f"the key file {file} has no key", advice=_FILE_ADVICE)
+    return Keyring(keys)
+
+
+def _parse_key(entry: str, place: str) -> bytes:
+    try:
+        key = bytes.fromhex(entry)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES or len(entry) != 2 * KEY_BYTES:
+        raise StoreError(f"{place} is not a key", advice=_FILE_ADVICE)
+    return key
 
 
 def _derive(key: bytes, purpose: bytes) -> bytes:

@@ -12,13 +12,12 @@ import structlog
 
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreError
-from helper.store.postgres import sender_lease
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.listener import NotificationListener
 from helper.store.postgres.reader import PostgresReader
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.postgres.transaction import ClaimState, PostgresTransaction
+from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.rows import DamagedShare
 from helper.store.store import Store, report_damaged
@@ -128,14 +127,14 @@ class PostgresStore(Store):
         Returns:
             The fencing token, greater than all earlier ones; None if another host holds the lease.
         """
-        fence = await self._writer.run(partial(sender_lease.take, outer=outer))
+        fence = await self._writer.run(partial(acquire_sender_lease, outer=outer))
         self._hands.sender = fence or 0
         return fence
 
     async def keep_sender(self) -> bool:
         """Renew the sender lease; False if another host has acquired it."""
         fence = self._hands.sender
-        renewed = fence != 0 and await self._writer.run(partial(sender_lease.keep, fence=fence))
+        renewed = fence != 0 and await self._writer.run(partial(renew_sender_lease, fence=fence))
         if not renewed and self._hands.sender == fence:
             self._hands.sender = 0
         return renewed
@@ -144,7 +143,7 @@ class PostgresStore(Store):
         """Release the sender lease, so that another host need not wait."""
         fence, self._hands.sender = self._hands.sender, 0
         if fence:
-            await self._writer.run(partial(sender_lease.leave, fence=fence))
+            await self._writer.run(partial(release_sender_lease, fence=fence))
 
     async def sender_host(self) -> str:
         """The host that holds the sender lease, "" if none does."""
@@ -200,3 +199,30 @@ def renew(tx: PostgresTransaction) -> int:
     """Renew this host's claims. Returns how many; claims that another host has acquired are not counted."""
     hands = tx.hands
     return tx.run("renew", {"host": hands.host, "lease": hands.lease, "fences": list(hands.fences.values())})
+
+
+def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | None:
+    """Acquire the sender lease if it is free or expired, or if this host held it before a restart.
+
+    Args:
+        tx: a transaction without other operations, because sending locks this row and shares in another order.
+        outer: fencing token of the lease in the object store, None if this row alone is the lease. A greater token
+            replaces any holder, a smaller one never does.
+
+    Returns:
+        The new fencing token, None if another host holds the lease.
+    """
+    if not tx.alone_here:
+        raise ExclusiveLockRequired
+    row = tx.one("take_sender", {"host": tx.hands.host, "lease": tx.hands.lease, "outer": outer})
+    return None if row is None else int(row[0])
+
+
+def renew_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
+    """Renew the sender lease; False if another host has acquired it."""
+    return tx.run("keep_sender", {"fence": fence, "lease": tx.hands.lease}) == 1
+
+
+def release_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
+    """Release the sender lease; False if another host has already acquired it."""
+    return tx.run("leave_sender", (fence,)) == 1

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from helper.errors import StoreError
-from helper.store.postgres.keyfile import read_keyring
-from helper.store.postgres.keyring import Keyring
+from helper.store.postgres.keyring import Keyring, read_keyring
 
 FIRST, SECOND = "ab" * 32, "01" * 32
 
