@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from helper.store.postgres.keyring import DecryptionError, Keyring
@@ -46,7 +47,7 @@ class Witness(NamedTuple):
     @classmethod
     def of(cls, row: ShareRow) -> Witness:
         """The witness of a share."""
-        return cls(*[getattr(row, name) for name in cls._fields])
+        return cls._make(_read_witness(row))
 
     def encode(self) -> bytes:
         """The plaintext."""
@@ -62,6 +63,9 @@ class Witness(NamedTuple):
             blobs.append(plain[start : start + length])
             start += length
         return cls(*_NUMBERS.unpack_from(plain), *blobs)
+
+
+_read_witness: Final = attrgetter(*Witness._fields)
 
 
 class EncryptedShare(NamedTuple):
