@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from structlog.typing import FilteringBoundLogger
 
+from helper.core.recent import LoggedProblem
 from helper.errors import HelperError
 
 
@@ -28,13 +29,12 @@ class RecurringErrorLog:
         self._log = log
         self._failed = failed
         self._recovered = recovered
-        self._logged: str | None = None  # the error that was logged last; None after a recovery
+        self._problem = LoggedProblem()
 
     def note(self, error: Exception | None) -> None:
         """Record the result of an iteration: its error, None if there was none."""
-        text = None if error is None else repr(error)
-        if error is not None and text != self._logged:
+        if error is None:
+            if self._problem.clear():
+                self._log.info(self._recovered)
+        elif self._problem.note(repr(error)):
             log_error(self._log, self._failed, error)
-        elif error is None and self._logged is not None:
-            self._log.info(self._recovered)
-        self._logged = text
