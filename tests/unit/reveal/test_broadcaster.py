@@ -342,6 +342,7 @@ async def test_queue_paused_by_refusals_tries_one_share_a_block_and_resumes_at_t
             while 4 not in {state for _, state in line.states().items()} or line.circuits.paused is not None:
                 await line.next_block()
                 await line.settle()
+                await until(lambda: not line.processor._tasks)  # what the block permitted is proven and sent
                 blocks += 1
                 assert blocks <= 3, "the pause is not waited for"
 
