@@ -32,25 +32,8 @@ def check_encoding(field: str, value: bytes) -> None:
 def check_point(field: str, value: bytes) -> None:
     """Raise `EncodingError` (with this field name) unless the value is a point other than the identity."""
 
-def check_share(
-    *,
-    round_id: bytes,
-    shares_hash: bytes,
-    share_comms: bytes,
-    share_index: int,
-    proposal_id: int,
-    vote_decision: int,
-    primary_blind: bytes,
-    c1: bytes,
-    c2: bytes,
-) -> tuple[bytes, bytes]:
-    """Vote commitment and nullifier; see `proofs.check_share`."""
-
-def json_members(body: bytes, names: list[str]) -> bytes | int:
-    """See `proofs.json_members`."""
-
-def read_shares(bodies: list[bytes]) -> list[tuple[Any, ...] | None]:
-    """The fields of each share, in the order of `proofs.ReadShare`; see `proofs.read_shares`."""
+def read_shares(bodies: list[bytes]) -> list[tuple[bool, tuple[Any, ...]]]:
+    """Whether each body is a valid share, and the fields of `proofs.ReadShare` or `proofs.InvalidShare`."""
 
 def page_gap(page: bytes, number: int) -> tuple[int, int] | None:
     """Start and end of the unused gap of a SQLite b-tree page; None for other pages and damaged ones.

@@ -20,7 +20,7 @@ class Dependencies:
         store: the queue; None opens the configured database.
         nodes: the chain's nodes; None connects to the configured ones.
         spawn: starts a prover worker.
-        checks: computes the hashes of a share.
+        checks: validates shares.
     """
 
     store: Store | None = None

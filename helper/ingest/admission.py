@@ -185,8 +185,9 @@ class AdmissionController:
             QUEUED if the share is now on disk, DUPLICATE if it was already known.
 
         Raises:
-            WireError: the body does not match the payload schema.
-            ShareRefused: 400 invalid (`field` names the invalid field), 429 retry later, 503 not available now.
+            WireError: the body is not a valid share.
+            ShareRefused: 400 invalid on the chain (`field` names the invalid field), 429 retry later, 503 not available
+                now.
         """
         self._in_flight.take(client)
         try:
@@ -194,15 +195,6 @@ class AdmissionController:
             return await self._accept(await self._checker.read(body), arrived, client)
         finally:
             self._in_flight.release(client)
-
-    async def accept(self, share: Share) -> Enqueued:
-        """Validate and enqueue a parsed share; see `take`."""
-        self._in_flight.take(None)
-        try:
-            arrived = self._clock.now()
-            return await self._accept(await self._checker.check(share), arrived, None)
-        finally:
-            self._in_flight.release(None)
 
     async def _accept(self, checked: CheckedShare, arrived: float, client: bytes | None) -> Enqueued:
         share = checked.share

@@ -1,21 +1,32 @@
-"""Converts between the wallets' JSON and `Share`; builds JSON responses. Pure.
+"""The fields of a posted share, its JSON, and the JSON of responses. Pure.
 
-`parse_share` validates only types, lengths, ranges and encodings (`helper.ingest.schema`). Native code validates field
-elements, curve points and hashes, off the event loop (`helper.ingest.validator`).
+Native code validates payloads (`helper.ingest.validator`). The table `SHARE` describes their fields: the API's
+documentation and the texts of errors are generated from it.
 """
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import orjson
 from typing_extensions import TypedDict
 
 from helper.core.share import MAX_TREE_POSITION, SHARE_COUNT, Share, ShareState
-from helper.ingest.schema import ArrayField, Base64Field, HexField, IntegerField, ObjectField, WireError
+from helper.ingest.schema import (
+    ArrayField,
+    Base64Field,
+    Field,
+    HexField,
+    IntegerField,
+    ObjectField,
+    WireError,
+    error_message,
+    wire_names,
+)
+
+if TYPE_CHECKING:
+    from proofs import InvalidShare
 
 MAX_BODY: Final = 1 << 20
 """Maximum bytes of a body: 1 MiB."""
@@ -61,13 +72,13 @@ SHARE: Final = ObjectField(
         ),
         "primary_blind": Base64Field("The blind of this share's commitment: a canonical Pallas base field element."),
     },
+    kind="a JSON object",
 )
 """The payload of `POST /shares`; fields are validated in this order."""
 PATH_HEX: Final = HexField("32 bytes, little-endian, in lower-case hex.")
 
-_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
-_NAMES: Final = frozenset({*SHARE.fields, "all_enc_shares"})
-_INNER: Final = frozenset(ENCRYPTED_SHARE.fields)
+_FIELDS: Final[Mapping[str, Field]] = {BODY: SHARE, **dict(wire_names(SHARE.fields))}
+"""The fields by their name in errors."""
 
 
 class ErrorAnswer(TypedDict):
@@ -112,45 +123,17 @@ class RoundCounts(TypedDict):
     failed: int
 
 
-def parse_share(body: bytes) -> Share:
-    """Parse one posted share.
-
-    Args:
-        body: the request's body, UTF-8 JSON.
-
-    Raises:
-        WireError: the body does not match `SHARE`; names the first invalid field.
-    """
-    if len(body) > MAX_BODY:
-        raise WireError(BODY, f"is larger than {MAX_BODY} bytes")
-    return read_share(_load(body))
-
-
-def read_share(payload: Mapping[str, Any]) -> Share:
-    """Build a share from decoded JSON.
-
-    Raises:
-        WireError: as `parse_share`.
-    """
-    fields = SHARE.read("", payload)
-    encrypted = fields["enc_share"]
-    return Share(
-        round_id=fields["vote_round_id"],
-        share_index=encrypted["share_index"],
-        proposal_id=fields["proposal_id"],
-        vote_decision=fields["vote_decision"],
-        tree_position=fields["tree_position"],
-        submit_at=fields["submit_at"],
-        shares_hash=fields["shares_hash"],
-        share_comms=fields["share_comms"],
-        primary_blind=fields["primary_blind"],
-        c1=encrypted["c1"],
-        c2=encrypted["c2"],
-    )
+def invalid_share(invalid: InvalidShare) -> WireError:
+    """The error of an invalid body, with the text of its reason."""
+    if invalid.reason == "too-large":
+        message = f"the fields of the share are larger than {SMALL_BODY} bytes together"
+    else:
+        message = error_message(_FIELDS.get(invalid.field), invalid.reason, invalid.actual)
+    return WireError(invalid.field, message)
 
 
 def share_payload(share: Share) -> dict[str, Any]:
-    """The fields of a share as a wallet sends them; the inverse of `read_share`."""
+    """The fields of a share as a wallet sends them."""
     comms = share.share_comms
     return {
         "enc_share": {"share_index": share.share_index, "c1": _base64(share.c1), "c2": _base64(share.c2)},
@@ -175,7 +158,9 @@ def parse_hex32(field: str, text: str) -> bytes:
     Raises:
         WireError: it is not 64 lower-case hex characters.
     """
-    return PATH_HEX.read(field, text)
+    if PATH_HEX.pattern.fullmatch(text) is None:
+        raise WireError(field, error_message(PATH_HEX, "not-hex"))
+    return bytes.fromhex(text)
 
 
 def error_answer(message: str) -> ErrorAnswer:
@@ -212,55 +197,3 @@ def queue_status_answer(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dic
             "failed": failed,
         }
     return answer
-
-
-def _load(body: bytes) -> Mapping[str, Any]:
-    try:
-        payload = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise WireError(*where_broken(body, error.pos)) from None
-    if not isinstance(payload, dict):
-        raise WireError(BODY, "must be a JSON object")
-    return payload
-
-
-def where_broken(body: bytes, position: int) -> tuple[str, str]:
-    """The field that contains the first JSON error, and the error's message.
-
-    Args:
-        body: the complete body.
-        position: number of characters before the error.
-    """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        return _field_at(body[: error.start].decode()), "is not UTF-8"
-    return _field_at(text[:position]), "is not valid JSON here"
-
-
-def _field_at(text: str) -> str:
-    """The field in which the beginning of a payload ends; returns only known names, never input."""
-    if len(text) > SMALL_BODY:
-        return BODY
-    stack: list[str | int] = []  # one entry per level: the name in an object, or the index in a list
-    last = ""
-    for piece in _PIECE.findall(text):
-        if piece in "{[":
-            stack.append("" if piece == "{" else 0)
-        elif piece in "}]":
-            del stack[-1:]
-        elif piece == "," and stack:
-            top = stack[-1]
-            stack[-1] = top + 1 if isinstance(top, int) else ""
-        elif piece == ":" and stack and isinstance(stack[-1], str):
-            stack[-1] = last
-        last = piece[1:-1]
-    name = stack[0] if stack else ""
-    if not isinstance(name, str) or name not in _NAMES:
-        return BODY
-    inner = stack[1] if len(stack) > 1 else ""
-    if name == "share_comms" and isinstance(inner, int) and inner < SHARE_COUNT:
-        return f"{name}[{inner}]"
-    if name == "enc_share" and inner in _INNER:
-        return f"{name}.{inner}"
-    return name

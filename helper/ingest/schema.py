@@ -1,30 +1,36 @@
-"""Field types of JSON payloads: each parses a value and generates its OpenAPI schema. Pure.
+"""Field types of JSON payloads: each has the OpenAPI schema and the error texts of its fields. Pure.
 
-The table of fields `helper.ingest.payload.SHARE` both parses payloads and generates the API's documentation.
-
-Where JSON and base64 leave a choice:
-
-- base64 is the standard alphabet with padding and nothing else, not even line breaks. Only the canonical encoding is
-  valid (the unused bits of the last character are zero). Real wallets write exactly this.
-- Integers are JSON integers: no `1.0`, no `1e3`, no strings, no booleans.
-- `null` means that a field is absent; only an integer with a default may be absent.
-- Names are case-sensitive; the last of repeated names counts; unknown names are ignored.
-- No error text contains a value of the request: a witness field must not appear in a response or a log.
+Native code validates payloads (`proofs.read_shares`) and returns the invalid field and the reason; this module has the
+words. No error text contains a value of the request: a witness field must not appear in a response or a log.
 """
 
 from __future__ import annotations
 
-import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from proofs import InvalidReason
 
 _BASE64_32: Final = re.compile(r"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=")
 _HEX_32: Final = re.compile(r"[0-9a-fA-F]{64}")
 _LOWER_HEX_32: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_BYTES: Final = 32
+_MESSAGES: Final[Mapping[InvalidReason, str]] = {
+    "not-utf8": "is not UTF-8",
+    "not-json": "is not valid JSON here",
+    "missing": "is missing",
+    "non-canonical": "is not a canonical field element",
+    "off-curve": "is not a point on the curve",
+    "identity": "must not be the identity",
+    "shares_hash": "is not the hash of share_comms",
+    "share_comm": "is not the commitment to primary_blind and enc_share",
+}
+"""Texts that are the same for all types of fields, by reason."""
 
+Messages = Mapping["InvalidReason", str]
 Schema = dict[str, Any]
 
 
@@ -50,16 +56,12 @@ class Field(Protocol):
         """Whether the field may be absent."""
         ...
 
-    def read(self, name: str, value: Any) -> Any:
-        """Parse a JSON value; None is an absent field.
-
-        Raises:
-            WireError: the value is not valid.
-        """
-        ...
-
     def schema(self) -> Schema:
         """It as JSON Schema (2020-12, as OpenAPI 3.1 has it)."""
+        ...
+
+    def messages(self, actual: int | None) -> Messages:
+        """Error texts of this type, by reason; `actual` is the number of entries or bytes that a text names."""
         ...
 
 
@@ -77,23 +79,17 @@ class IntegerField:
         """Whether it has a default."""
         return self.default is not None
 
-    def read(self, name: str, value: Any) -> int:
-        """Parse an integer; booleans and floats such as 1.0 are not valid."""
-        if value is None and self.default is not None:
-            return self.default
-        if type(value) is not int:  # isinstance() would accept a bool
-            # The JSON parser returns integers beyond 64 bits as float; these are out of range anyway.
-            raise WireError(name, f"must be an integer from {self.least} to {self.most}")
-        if not self.least <= value <= self.most:
-            raise WireError(name, f"must be from {self.least} to {self.most}")
-        return value
-
     def schema(self) -> Schema:
         """The schema: an integer with bounds."""
         schema: Schema = {"type": "integer", "minimum": self.least, "maximum": self.most, "description": self.about}
         if self.default is not None:
             schema |= {"type": ["integer", "null"], "default": self.default}
         return schema
+
+    def messages(self, _actual: int | None) -> Messages:
+        """Not an integer, or out of range."""
+        bounds = f"from {self.least} to {self.most}"
+        return {"type": f"must be an integer {bounds}", "range": f"must be {bounds}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +99,17 @@ class Base64Field:
     about: str
     optional: bool = False
 
-    def read(self, name: str, value: Any) -> bytes:
-        """Decode the 32 bytes."""
-        if not isinstance(value, str):
-            raise WireError(name, f"must be a string, base64 of {_FIELD_BYTES} bytes")
-        if _BASE64_32.fullmatch(value) is None:
-            raise WireError(name, _base64_error(value))
-        return binascii.a2b_base64(value)
-
     def schema(self) -> Schema:
         """The schema: a string with a pattern."""
         return _text(_BASE64_32, self.about) | {"contentEncoding": "base64"}
+
+    def messages(self, actual: int | None) -> Messages:
+        """Not a string, not base64, or of another length."""
+        return {
+            "type": f"must be a string, base64 of {_FIELD_BYTES} bytes",
+            "not-base64": f"must be standard base64 with padding, of {_FIELD_BYTES} bytes",
+            "length": f"must be {_FIELD_BYTES} bytes, not {actual}",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +120,19 @@ class HexField:
     any_case: bool = False
     optional: bool = False
 
-    def read(self, name: str, value: Any) -> bytes:
-        """Decode the 32 bytes."""
-        if not isinstance(value, str) or _pattern_of(self).fullmatch(value) is None:
-            kind = "a string of 64 hex characters" if self.any_case else "64 lower-case hex characters"
-            raise WireError(name, f"must be {kind}")
-        return bytes.fromhex(value)
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The valid texts."""
+        return _HEX_32 if self.any_case else _LOWER_HEX_32
 
     def schema(self) -> Schema:
         """The schema: a string with a pattern."""
-        return _text(_pattern_of(self), self.about)
+        return _text(self.pattern, self.about)
+
+    def messages(self, _actual: int | None) -> Messages:
+        """Not a string of hex characters."""
+        kind = "a string of 64 hex characters" if self.any_case else "64 lower-case hex characters"
+        return {"not-hex": f"must be {kind}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +144,17 @@ class ArrayField:
     each: Base64Field
     optional: bool = False
 
-    def read(self, name: str, value: Any) -> bytes:
-        """Decode all values and concatenate them."""
-        if not isinstance(value, list):
-            raise WireError(name, f"must be a list of {self.count}")
-        if len(value) != self.count:
-            raise WireError(name, f"must have {self.count} entries, not {len(value)}")
-        return b"".join(self.each.read(f"{name}[{index}]", entry) for index, entry in enumerate(value))
-
     def schema(self) -> Schema:
         """The schema: an array of a fixed length."""
         size = {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.each.schema(), **size, "description": self.about}
+
+    def messages(self, actual: int | None) -> Messages:
+        """Not an array, or of another length."""
+        return {
+            "type": f"must be a list of {self.count}",
+            "count": f"must have {self.count} entries, not {actual}",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +163,8 @@ class ObjectField:
 
     about: str
     fields: Mapping[str, Field]
+    kind: str = "an object"
     optional: bool = False
-
-    def read(self, name: str, value: Any) -> dict[str, Any]:
-        """Parse each field; returns the values by name."""
-        if not isinstance(value, dict):
-            raise WireError(name, "must be an object")
-        prefix = f"{name}." if name else ""
-        parsed = {}
-        for key, field in self.fields.items():
-            entry = value.get(key)
-            if entry is None and not field.optional:
-                raise WireError(prefix + key, "is missing")
-            parsed[key] = field.read(prefix + key, entry)
-        return parsed
 
     def schema(self) -> Schema:
         """The schema: an object. Unknown names are ignored, so additional properties are allowed."""
@@ -189,21 +175,33 @@ class ObjectField:
             "description": self.about,
         }
 
+    def messages(self, _actual: int | None) -> Messages:
+        """Not an object."""
+        return {"type": f"must be {self.kind}"}
 
-def _pattern_of(field: HexField) -> re.Pattern[str]:
-    return _HEX_32 if field.any_case else _LOWER_HEX_32
+
+def error_message(field: Field | None, reason: InvalidReason, actual: int | None = None) -> str:
+    """Why a field is invalid.
+
+    Args:
+        field: the invalid field; None for one of another type.
+        reason: one of `proofs.InvalidReason`.
+        actual: the actual number of entries or bytes, for the reasons that have one.
+    """
+    own: Messages = {} if field is None else field.messages(actual)
+    return own.get(reason) or _MESSAGES[reason]
+
+
+def wire_names(fields: Mapping[str, Field], prefix: str = "") -> Iterator[tuple[str, Field]]:
+    """All fields by their name in errors: `enc_share.c1`, `share_comms[3]`."""
+    for key, field in fields.items():
+        name = prefix + key
+        yield name, field
+        if isinstance(field, ObjectField):
+            yield from wire_names(field.fields, f"{name}.")
+        elif isinstance(field, ArrayField):
+            yield from ((f"{name}[{index}]", field.each) for index in range(field.count))
 
 
 def _text(pattern: re.Pattern[str], about: str) -> Schema:
     return {"type": "string", "pattern": f"^{pattern.pattern}$", "description": about}
-
-
-def _base64_error(value: str) -> str:
-    """Why a text is not canonical base64 of 32 bytes: its length or its encoding."""
-    try:
-        length = len(binascii.a2b_base64(value.encode("ascii"), strict_mode=True))
-    except (binascii.Error, UnicodeEncodeError):
-        length = _FIELD_BYTES
-    if length == _FIELD_BYTES:
-        return f"must be standard base64 with padding, of {_FIELD_BYTES} bytes"
-    return f"must be {_FIELD_BYTES} bytes, not {length}"

@@ -18,7 +18,7 @@ import structlog
 from helper.core.share import ShareState
 from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NothingThere
-from helper.ingest.validator import ShareChecks
+from helper.ingest.validator import Checks
 from helper.operations.import_queue import import_shares
 from helper.store.action_rows import Actor, ImportResult, RowMark
 from helper.store.rows import QueueFilter
@@ -104,13 +104,13 @@ class Operations:
     Args:
         store: the queue.
         judge: decides which rounds are closed.
-        checks: computes the hashes of a share; `proofs`.
+        checks: validates imported shares; `proofs`.
         wake: called when shares may have become due.
         running: whether a daemon is working on the queue. Shares that it has claimed are then left alone.
     """
 
     def __init__(
-        self, *, store: Store, judge: RoundAuthority, checks: ShareChecks, wake: Callable[[], None], running: bool
+        self, *, store: Store, judge: RoundAuthority, checks: Checks, wake: Callable[[], None], running: bool
     ) -> None:
         self._store = store
         self._judge = judge

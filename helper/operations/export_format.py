@@ -1,7 +1,7 @@
 """Export format of a queue: JSON lines, a header and one line per share. Pure.
 
 The lines contain witnesses. They are only written to an encrypted file (`helper.store.backup.seal`) and sent to the
-daemon over its control socket. The importer validates each share like one from a wallet.
+daemon over its control socket.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import Share, ShareState
 from helper.errors import ChainAnswerError, ExportFileError
-from helper.ingest.payload import read_share, share_payload
+from helper.ingest.payload import share_payload
 from helper.ingest.schema import WireError
-from helper.store.action_rows import ExportedReveal, ExportedShare
+from helper.ingest.validator import Checks, checked_share
+from helper.store.action_rows import Checked, ExportedReveal, ExportedShare
 from helper.store.rows import HistoryEntry, PreparedReveal
+from proofs import ProofsError
 
 FORMAT: Final = "svote-helper queue"
 VERSION: Final = 1
@@ -132,21 +134,22 @@ def _reveal_json(reveal: ExportedReveal) -> dict[str, Any]:
     }
 
 
-def read_line(line: bytes) -> ExportedShare:
-    """Parse the line of one share. Does not check its hashes.
+def read_line(checks: Checks, line: bytes) -> Checked:
+    """Parse the line of one share and validate the share like one from a wallet.
 
     Raises:
         ExportFileError: the line is invalid. The error does not quote its content.
     """
     try:
         read = _Line.model_validate_json(line, strict=True)
-        share = read_share(read.share)
-    except (ValidationError, WireError):
+        checked = checked_share(checks.read_shares([orjson.dumps(read.share)])[0])
+    except (ValidationError, orjson.JSONEncodeError, WireError, ProofsError):
         raise ExportFileError("invalid share line") from None
+    share = checked.share
     state = ShareState[read.state.upper()]
     if (state is ShareState.BROADCAST) != (read.reveal is not None):
         raise ExportFileError("a share must have a message if, and only if, its state is broadcast")
-    return ExportedShare(
+    exported = ExportedShare(
         share=share,
         received_ms=read.received_ms,
         state=state,
@@ -159,6 +162,7 @@ def read_line(line: bytes) -> ExportedShare:
         history=tuple(HistoryEntry(*line) for line in read.history),
         reveal=None if read.reveal is None else _read_reveal(read.reveal, share),
     )
+    return exported, checked.nullifier
 
 
 def _read_reveal(read: _Reveal, share: Share) -> ExportedReveal:

@@ -12,12 +12,11 @@ from typing import Final
 import anyio.to_thread
 
 from helper.errors import ActionRefused, ExportFileError
-from helper.ingest.validator import ShareChecks, check_share
+from helper.ingest.validator import Checks
 from helper.operations.export_format import MAX_LINE, message_of, read_head, read_line
 from helper.store.action_rows import Checked, ExportedShare, ImportedShare, ImportResult
 from helper.store.rows import StoredRound
 from helper.store.store import Store
-from proofs import ProofsError
 
 BATCH_SHARES: Final = 50
 """Shares that are validated and stored together: about 15 ms of hashing, without the GIL."""
@@ -30,13 +29,13 @@ Rounds = Mapping[bytes, StoredRound]
 
 
 async def import_shares(
-    store: Store, checks: ShareChecks, lines: AsyncIterator[bytes], *, note: str, dry: bool
+    store: Store, checks: Checks, lines: AsyncIterator[bytes], *, note: str, dry: bool
 ) -> AsyncIterator[list[ImportedShare]]:
     """Import an export in batches. Yields the results of each batch, in file order.
 
     Args:
         store: the queue to import into.
-        checks: computes the hashes of a share.
+        checks: validates shares.
         lines: the lines of the export, without line ends.
         note: the history entry of each imported share.
         dry: only count.
@@ -64,7 +63,7 @@ async def import_shares(
 
 async def _import_batch(
     store: Store,
-    checks: ShareChecks,
+    checks: Checks,
     rounds: Rounds,
     batch: Sequence[bytes],
     *,
@@ -76,17 +75,16 @@ async def _import_batch(
     return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
 
 
-def _check_all(checks: ShareChecks, rounds: Rounds, batch: Sequence[bytes]) -> list[Checked | None]:
+def _check_all(checks: Checks, rounds: Rounds, batch: Sequence[bytes]) -> list[Checked | None]:
     """Validate a batch. Runs in a thread because hashing blocks."""
     return [_check(checks, rounds, line) for line in batch]
 
 
-def _check(checks: ShareChecks, rounds: Rounds, line: bytes) -> Checked | None:
+def _check(checks: Checks, rounds: Rounds, line: bytes) -> Checked | None:
     """Return the share with its nullifier, None if the chain would reject it."""
     try:
-        carried = read_line(line)
-        nullifier = check_share(checks, carried.share).nullifier
-    except (ExportFileError, ProofsError):
+        carried, nullifier = read_line(checks, line)
+    except ExportFileError:
         return None
     stored_round = rounds.get(carried.share.round_id)
     if stored_round is not None and not _fits(carried, stored_round):

@@ -108,17 +108,13 @@ pub struct ShareIds {
 }
 
 impl Share {
-    /// Checks that `shares_hash` is the hash of `share_comms`: two thirds of the work, equal for all shares of a vote.
-    pub fn check_shares_hash(&self) -> Result<()> {
-        if shares_hash(&self.share_comms) == self.shares_hash {
-            Ok(())
-        } else {
-            Err(Error::ShareRule(Rule::SharesHash))
-        }
+    /// Whether `shares_hash` is the hash of `share_comms`: two thirds of the work, equal for all shares of a vote.
+    pub fn has_valid_shares_hash(&self) -> bool {
+        shares_hash(&self.share_comms) == self.shares_hash
     }
 
-    /// Checks that the share's commitment is the hash of its blind and ciphertext.
-    pub fn check_share_comm(&self) -> Result<()> {
+    /// Whether the share's commitment is the hash of its blind and ciphertext.
+    pub fn has_valid_share_comm(&self) -> bool {
         check_share_comm(
             &self.share_comms,
             self.share_index,
@@ -126,6 +122,7 @@ impl Share {
             &self.c1,
             &self.c2,
         )
+        .is_ok()
     }
 
     /// Returns its vote, without any check.
@@ -144,13 +141,6 @@ impl Share {
             vote_commitment: vote.commitment,
             nullifier: vote.nullifier(self.share_index, self.primary_blind),
         }
-    }
-
-    /// Checks both rules, then derives the ids.
-    pub fn check(&self) -> Result<ShareIds> {
-        self.check_shares_hash()?;
-        self.check_share_comm()?;
-        Ok(self.ids(&self.vote()))
     }
 }
 

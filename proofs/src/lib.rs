@@ -9,6 +9,7 @@ pub mod errors;
 pub mod fields;
 pub mod guard;
 pub mod hashes;
+pub mod json;
 pub mod k10;
 pub mod k11;
 pub mod pages;

@@ -1,13 +1,20 @@
-//! Fast path for valid shares: parses a posted JSON body and derives its ids.
+//! Validation of posted shares: parses a JSON body, checks encodings and hashes, and derives the share's ids.
 //!
-//! For an invalid or unusual body it returns `None`; the caller's own parser, which implements all rules and reports
-//! the invalid field, then decides. Both parsers must agree on every body that is accepted here. Strings with escapes,
-//! unknown names other than those that wallets are known to send, numbers other than plain integers, and repeated names
-//! are therefore left to the caller.
+//! The result is a valid share, or the first invalid field and the reason. `helper.ingest.payload` describes the fields
+//! and has the texts of the reasons.
+//!
+//! Where JSON and base64 leave a choice:
+//!
+//! - base64 is the standard alphabet with padding and nothing else, not even line breaks. Only the canonical encoding is
+//!   valid (the unused bits of the last character are zero). Real wallets write exactly this.
+//! - Integers are JSON integers: no `1.0`, no `1e3`, no strings, no booleans.
+//! - `null` means that a field is absent; only an integer with a default may be absent.
+//! - Names are case-sensitive; the last of repeated names counts; unknown names are ignored.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 
 use base64::{engine::general_purpose::STANDARD, Engine};
@@ -16,44 +23,120 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::errors::{self, Error, Rule};
 use crate::fields::{base, base_array, point, Encoded};
 use crate::hashes::{Share, Vote, SHARES};
+use crate::json::{self, Json};
 
 /// Limits of the fields; see `helper.ingest.payload`.
-const MAX_PROPOSAL: u64 = 50;
-const MAX_DECISION: u64 = 7;
-const MAX_POSITION: u64 = (1 << 24) - 1;
-const MAX_TIME: u64 = i64::MAX as u64;
+const PROPOSALS: RangeInclusive<i128> = 1..=50;
+const DECISIONS: RangeInclusive<i128> = 0..=7;
+const POSITIONS: RangeInclusive<i128> = 0..=(1 << 24) - 1;
+const TIMES: RangeInclusive<i128> = 0..=i64::MAX as i128;
+const INDEXES: RangeInclusive<i128> = 0..=SHARES as i128 - 1;
+/// Maximum bytes of a share's fields. A larger body is first reduced to them.
+const SMALL_BODY: usize = 16 << 10;
 /// Capacity of the cache of votes with checked commitments: votes whose shares arrive interleaved.
 const REMEMBERED: usize = 1 << 14;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Ciphertext<'a> {
-    c1: &'a str,
-    c2: &'a str,
-    share_index: Option<u64>,
+/// Field name in errors of the body as a whole.
+const BODY: &str = "body";
+/// Fields of a share.
+const FIELDS: [&str; 9] = [
+    "enc_share",
+    "vote_round_id",
+    "proposal_id",
+    "vote_decision",
+    "tree_position",
+    "submit_at",
+    "shares_hash",
+    "share_comms",
+    "primary_blind",
+];
+/// Fields of `enc_share`.
+const INNER_FIELDS: [&str; 3] = ["share_index", "c1", "c2"];
+/// Sent by some wallets, ignored. Errors of the JSON name it.
+const ALL_ENC_SHARES: &str = "all_enc_shares";
+
+/// Why a body is not a valid share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// The field's name on the wire, or `body`.
+    pub field: String,
+    /// Why it is invalid.
+    pub reason: Reason,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Body<'a> {
-    #[serde(borrow)]
-    enc_share: Ciphertext<'a>,
-    vote_round_id: &'a str,
-    proposal_id: u64,
-    vote_decision: u64,
-    tree_position: u64,
-    submit_at: Option<u64>,
-    shares_hash: &'a str,
-    share_comms: [&'a str; SHARES],
-    primary_blind: &'a str,
-    /// Sent by some wallets, ignored.
-    #[serde(rename = "all_enc_shares")]
-    _all: Option<Vec<Ciphertext<'a>>>,
-    /// Sent by other wallets, ignored.
-    #[serde(rename = "share_index")]
-    _index: Option<u64>,
+/// Why a field is invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The body is not UTF-8 here.
+    NotUtf8,
+    /// The body is not JSON here.
+    NotJson,
+    /// All fields together are larger than [`SMALL_BODY`].
+    TooLarge,
+    /// The field is absent.
+    Missing,
+    /// Another type of JSON.
+    Type,
+    /// An array with this number of entries.
+    Count(usize),
+    /// Not 64 hex characters.
+    NotHex,
+    /// Not canonical base64.
+    NotBase64,
+    /// Base64 of this number of bytes.
+    Length(usize),
+    /// A value whose encoding is invalid or that is out of range.
+    Encoding(errors::Reason),
+    /// A hash of the share does not hold.
+    Rule(Rule),
+}
+
+impl Reason {
+    /// The word that Python callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::NotUtf8 => "not-utf8",
+            Reason::NotJson => "not-json",
+            Reason::TooLarge => "too-large",
+            Reason::Missing => "missing",
+            Reason::Type => "type",
+            Reason::Count(_) => "count",
+            Reason::NotHex => "not-hex",
+            Reason::NotBase64 => "not-base64",
+            Reason::Length(_) => "length",
+            Reason::Encoding(reason) => reason.as_str(),
+            Reason::Rule(rule) => rule.as_str(),
+        }
+    }
+
+    /// The actual number of bytes or entries.
+    pub fn actual(self) -> Option<usize> {
+        match self {
+            Reason::Count(actual) | Reason::Length(actual) => Some(actual),
+            _ => None,
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, Invalid>;
+
+impl Invalid {
+    fn new(field: impl fmt::Display, reason: Reason) -> Self {
+        let field = field.to_string();
+        Invalid { field, reason }
+    }
+}
+
+impl From<Error> for Invalid {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Encoding { field, reason } => Invalid::new(field, Reason::Encoding(reason)),
+            _ => unreachable!("decoding has no other errors"),
+        }
+    }
 }
 
 /// A share with valid encodings and hashes, as bytes, and its derived values.
@@ -86,80 +169,178 @@ pub struct Payload {
     pub nullifier: Encoded,
 }
 
-/// Parses and checks a body. `None` if it is invalid or unusual.
-pub fn read(body: &[u8]) -> Option<Payload> {
-    let lists = body.iter().filter(|&&byte| byte == b'[').count();
-    if body.contains(&b'\\') {
-        return None;
+/// Validates a body. The error is the first one in the order: JSON, fields, encodings, hashes.
+pub fn read(body: &[u8]) -> Result<Payload> {
+    let text = std::str::from_utf8(body)
+        .map_err(|error| Invalid::new(field_at(&body[..error.valid_up_to()]), Reason::NotUtf8))?;
+    if body.len() <= SMALL_BODY {
+        return read_small(text);
     }
-    let body: Body = serde_json::from_slice(body).ok()?;
-    // serde also accepts an array in place of an object
-    if lists != 1 + usize::from(body._all.is_some()) {
-        return None;
+    let reduced = members(text, &FIELDS).map_err(|offset| not_json(text, offset))?;
+    if reduced.len() > SMALL_BODY {
+        return Err(Invalid::new(BODY, Reason::TooLarge));
     }
-    let sealed = &body.enc_share;
-    let share_index = sealed.share_index.unwrap_or(0);
-    let in_range = share_index < SHARES as u64
-        && (1..=MAX_PROPOSAL).contains(&body.proposal_id)
-        && body.vote_decision <= MAX_DECISION
-        && body.tree_position <= MAX_POSITION
-        && body.submit_at.unwrap_or(0) <= MAX_TIME;
-    if !in_range {
-        return None;
-    }
-    let mut round_id = [0; 32];
-    hex::decode_to_slice(body.vote_round_id, &mut round_id).ok()?;
-    let mut share_comms = [0; SHARES * 32];
-    for (place, text) in share_comms.chunks_exact_mut(32).zip(body.share_comms) {
-        place.copy_from_slice(&from_base64(text)?);
-    }
-    let mut payload = Payload {
-        round_id,
-        share_index,
-        proposal_id: body.proposal_id,
-        vote_decision: body.vote_decision,
-        tree_position: body.tree_position,
-        submit_at: body.submit_at.unwrap_or(0),
-        shares_hash: from_base64(body.shares_hash)?,
-        share_comms,
-        primary_blind: from_base64(body.primary_blind)?,
-        c1: from_base64(sealed.c1)?,
-        c2: from_base64(sealed.c2)?,
-        vote_commitment: [0; 32],
-        nullifier: [0; 32],
-    };
-    fill_in_ids(&mut payload)?;
-    Some(payload)
+    read_small(&reduced)
 }
 
-/// Checks encodings and hashes.
-fn fill_in_ids(payload: &mut Payload) -> Option<()> {
-    let share = Share {
-        round_id: base("", &payload.round_id).ok()?,
-        shares_hash: base("", &payload.shares_hash).ok()?,
-        share_comms: base_array("", &payload.share_comms).ok()?,
-        share_index: payload.share_index,
-        proposal_id: payload.proposal_id,
-        vote_decision: payload.vote_decision,
-        primary_blind: base("", &payload.primary_blind).ok()?,
-        c1: point("", &payload.c1).ok()?,
-        c2: point("", &payload.c2).ok()?,
-    };
-    share.check_share_comm().ok()?;
+fn read_small(text: &str) -> Result<Payload> {
+    let document = json::parse(text).map_err(|offset| not_json(text, offset))?;
+    let mut payload = read_fields(&Object::read(BODY, &document)?)?;
+    fill_in_ids(&mut payload)?;
+    Ok(payload)
+}
+
+fn not_json(text: &str, offset: usize) -> Invalid {
+    Invalid::new(field_at(&text.as_bytes()[..offset]), Reason::NotJson)
+}
+
+/// Reads the fields in the order in which their errors are reported.
+fn read_fields(body: &Object) -> Result<Payload> {
+    let sealed = Object::read("enc_share", body.required("enc_share")?)?;
+    Ok(Payload {
+        share_index: sealed.integer_or_zero("enc_share.share_index", INDEXES)?,
+        c1: sealed.bytes("enc_share.c1")?,
+        c2: sealed.bytes("enc_share.c2")?,
+        round_id: body.hex("vote_round_id")?,
+        proposal_id: body.integer("proposal_id", PROPOSALS)?,
+        vote_decision: body.integer("vote_decision", DECISIONS)?,
+        tree_position: body.integer("tree_position", POSITIONS)?,
+        submit_at: body.integer_or_zero("submit_at", TIMES)?,
+        shares_hash: body.bytes("shares_hash")?,
+        share_comms: body.byte_strings("share_comms")?,
+        primary_blind: body.bytes("primary_blind")?,
+        vote_commitment: [0; 32],
+        nullifier: [0; 32],
+    })
+}
+
+/// Checks encodings and hashes, and derives the ids.
+fn fill_in_ids(payload: &mut Payload) -> Result<()> {
+    let share = decode(payload)?;
     let known = digest(payload);
-    let vote = match remembered(&known) {
-        Some(vote) => vote,
-        None => {
-            share.check_shares_hash().ok()?;
-            let vote = share.vote();
-            remember(known, vote);
-            vote
-        }
-    };
+    let cached = remembered(&known);
+    if cached.is_none() && !share.has_valid_shares_hash() {
+        let reason = Reason::Rule(Rule::SharesHash);
+        return Err(Invalid::new("shares_hash", reason));
+    }
+    if !share.has_valid_share_comm() {
+        let field = format_args!("share_comms[{}]", share.share_index);
+        return Err(Invalid::new(field, Reason::Rule(Rule::ShareComm)));
+    }
+    let vote = cached.unwrap_or_else(|| {
+        let vote = share.vote();
+        remember(known, vote);
+        vote
+    });
     let ids = share.ids(&vote);
     payload.vote_commitment = ids.vote_commitment.to_repr();
     payload.nullifier = ids.nullifier.to_repr();
-    Some(())
+    Ok(())
+}
+
+fn decode(payload: &Payload) -> Result<Share> {
+    Ok(Share {
+        round_id: base("vote_round_id", &payload.round_id)?,
+        shares_hash: base("shares_hash", &payload.shares_hash)?,
+        share_comms: base_array("share_comms", &payload.share_comms)?,
+        share_index: payload.share_index,
+        proposal_id: payload.proposal_id,
+        vote_decision: payload.vote_decision,
+        primary_blind: base("primary_blind", &payload.primary_blind)?,
+        c1: point("enc_share.c1", &payload.c1)?,
+        c2: point("enc_share.c2", &payload.c2)?,
+    })
+}
+
+/// A JSON object whose fields are read by their name on the wire.
+struct Object<'j, 'a> {
+    members: &'j [(Cow<'a, str>, Json<'a>)],
+}
+
+impl<'j, 'a> Object<'j, 'a> {
+    fn read(field: &str, value: &'j Json<'a>) -> Result<Self> {
+        match value {
+            Json::Object(members) => Ok(Object { members }),
+            _ => Err(Invalid::new(field, Reason::Type)),
+        }
+    }
+
+    fn optional(&self, field: &str) -> Option<&'j Json<'a>> {
+        let key = field.rsplit_once('.').map_or(field, |(_, key)| key);
+        let last = self.members.iter().rev().find(|(name, _)| name == key);
+        last.map(|(_, value)| value)
+            .filter(|value| !matches!(value, Json::Null))
+    }
+
+    fn required(&self, field: &str) -> Result<&'j Json<'a>> {
+        self.optional(field)
+            .ok_or_else(|| Invalid::new(field, Reason::Missing))
+    }
+
+    fn integer(&self, field: &str, range: RangeInclusive<i128>) -> Result<u64> {
+        read_integer(field, self.required(field)?, range)
+    }
+
+    fn integer_or_zero(&self, field: &str, range: RangeInclusive<i128>) -> Result<u64> {
+        match self.optional(field) {
+            Some(value) => read_integer(field, value, range),
+            None => Ok(0),
+        }
+    }
+
+    /// 32 bytes in hex.
+    fn hex(&self, field: &str) -> Result<Encoded> {
+        let not_hex = || Invalid::new(field, Reason::NotHex);
+        let Json::Text(text) = self.required(field)? else {
+            return Err(not_hex());
+        };
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(text.as_bytes(), &mut bytes).map_err(|_| not_hex())?;
+        Ok(bytes)
+    }
+
+    /// 32 bytes in base64.
+    fn bytes(&self, field: &str) -> Result<Encoded> {
+        read_bytes(field, self.required(field)?)
+    }
+
+    /// An array of 32 bytes each in base64, concatenated.
+    fn byte_strings(&self, field: &str) -> Result<[u8; SHARES * 32]> {
+        let Json::Array(entries) = self.required(field)? else {
+            return Err(Invalid::new(field, Reason::Type));
+        };
+        if entries.len() != SHARES {
+            return Err(Invalid::new(field, Reason::Count(entries.len())));
+        }
+        let mut joined = [0; SHARES * 32];
+        for (index, (place, entry)) in joined.chunks_exact_mut(32).zip(entries).enumerate() {
+            place.copy_from_slice(&read_bytes(format_args!("{field}[{index}]"), entry)?);
+        }
+        Ok(joined)
+    }
+}
+
+fn read_integer(field: &str, value: &Json, range: RangeInclusive<i128>) -> Result<u64> {
+    let Json::Integer(value) = value else {
+        return Err(Invalid::new(field, Reason::Type));
+    };
+    if !range.contains(value) {
+        return Err(Invalid::new(field, Reason::Encoding(errors::Reason::Range)));
+    }
+    Ok(*value as u64)
+}
+
+fn read_bytes(field: impl fmt::Display, value: &Json) -> Result<Encoded> {
+    let Json::Text(text) = value else {
+        return Err(Invalid::new(field, Reason::Type));
+    };
+    from_base64(text).ok_or_else(|| {
+        let reason = match decoded_length(text) {
+            Some(length) if length != 32 => Reason::Length(length),
+            _ => Reason::NotBase64,
+        };
+        Invalid::new(field, reason)
+    })
 }
 
 /// Decodes 32 bytes from canonical standard base64 with padding.
@@ -171,32 +352,122 @@ fn from_base64(text: &str) -> Option<Encoded> {
     (length == 32).then_some(*bytes)
 }
 
+/// Number of bytes of a base64 text, for the error message: unused bits and padding after complete groups are ignored.
+fn decoded_length(text: &str) -> Option<usize> {
+    let data = text.trim_end_matches('=');
+    let in_alphabet = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
+    if !data.bytes().all(in_alphabet) {
+        return None;
+    }
+    let is_padded = match (data.len() % 4, text.len() - data.len()) {
+        (0, padding) => padding == 0 || !data.is_empty(),
+        (remainder, padding) => remainder > 1 && remainder + padding == 4,
+    };
+    is_padded.then_some(data.len() * 3 / 4)
+}
+
+/// The field in which the beginning of a body ends. Contains only known names, never input.
+fn field_at(beginning: &[u8]) -> String {
+    let is_start = |byte: &&u8| **byte & 0xc0 != 0x80; // of a character
+    if beginning.iter().filter(is_start).count() > SMALL_BODY {
+        return BODY.to_owned();
+    }
+    let levels = open_levels(beginning);
+    let Some(Level::Object(name)) = levels.first() else {
+        return BODY.to_owned();
+    };
+    let same = |known: &&str| known.as_bytes() == *name;
+    let Some(field) = FIELDS.iter().chain(&[ALL_ENC_SHARES]).copied().find(same) else {
+        return BODY.to_owned();
+    };
+    match (field, levels.get(1)) {
+        ("share_comms", Some(Level::Array(index))) if *index < SHARES => {
+            format!("{field}[{index}]")
+        }
+        ("enc_share", Some(Level::Object(inner))) => INNER_FIELDS
+            .iter()
+            .find(|known| known.as_bytes() == *inner)
+            .map_or(field.to_owned(), |known| format!("{field}.{known}")),
+        _ => field.to_owned(),
+    }
+}
+
+/// An array or object that is open at the end of a text.
+enum Level<'a> {
+    /// Index of the current entry.
+    Array(usize),
+    /// Name of the current member as spelt; empty before its colon.
+    Object(&'a [u8]),
+}
+
+/// The open arrays and objects, outermost first. The text need not be valid.
+fn open_levels(text: &[u8]) -> Vec<Level<'_>> {
+    let mut levels = Vec::new();
+    let mut last: &[u8] = b"";
+    let mut at = 0;
+    while let Some(&byte) = text.get(at) {
+        at += 1;
+        if byte == b'"' {
+            // the quote of an incomplete string is skipped
+            if let Some(length) = string_length(&text[at..]) {
+                last = &text[at..at + length];
+                at += length + 1;
+            }
+            continue;
+        }
+        match (byte, levels.last_mut()) {
+            (b'{', _) => levels.push(Level::Object(b"")),
+            (b'[', _) => levels.push(Level::Array(0)),
+            (b'}' | b']', _) => drop(levels.pop()),
+            (b',', Some(Level::Array(index))) => *index += 1,
+            (b',', Some(Level::Object(name))) => *name = b"",
+            (b':', Some(Level::Object(name))) => *name = last,
+            (b',' | b':', _) => {}
+            _ => continue,
+        }
+        last = b"";
+    }
+    levels
+}
+
+/// Length of a string up to its closing quote, if it has one.
+fn string_length(text: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        match text.get(at)? {
+            b'"' => return Some(at),
+            b'\\' if *text.get(at + 1)? == b'\n' => return None,
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
 /// Reduces a JSON object to the members with these names, unparsed. If a name is repeated, the last member is used.
 ///
 /// A document that is not an object becomes `null`. The error is the offset of the first invalid byte.
-pub fn members(body: &[u8], names: &[&str]) -> Result<Vec<u8>, usize> {
-    let text = std::str::from_utf8(body).map_err(|error| error.valid_up_to())?;
+fn members(text: &str, names: &[&str]) -> std::result::Result<String, usize> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let found = Members { names }
         .deserialize(&mut reader)
         .and_then(|found| reader.end().map(|()| found));
     let found = match found {
         Ok(found) => found,
-        Err(error) if error.is_data() => return Ok(b"null".to_vec()),
-        Err(error) => return Err(offset(body, error.line(), error.column())),
+        Err(error) if error.is_data() => return Ok("null".to_owned()),
+        Err(error) => return Err(offset(text.as_bytes(), error.line(), error.column())),
     };
-    let mut reduced = vec![b'{'];
+    let mut reduced = String::from("{");
     for (name, value) in names.iter().zip(found) {
         let Some(value) = value else { continue };
         if reduced.len() > 1 {
-            reduced.push(b',');
+            reduced.push(',');
         }
-        reduced.extend(b"\"");
-        reduced.extend(name.as_bytes());
-        reduced.extend(b"\":");
-        reduced.extend(value.get().as_bytes());
+        reduced.push('"');
+        reduced.push_str(name);
+        reduced.push_str("\":");
+        reduced.push_str(value.get());
     }
-    reduced.push(b'}');
+    reduced.push('}');
     Ok(reduced)
 }
 
@@ -212,7 +483,10 @@ struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 impl<'de> DeserializeSeed<'de> for Members<'_> {
     type Value = Vec<Option<&'de RawValue>>;
 
-    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Self::Value, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(
+        self,
+        reader: D,
+    ) -> std::result::Result<Self::Value, D::Error> {
         reader.deserialize_map(self)
     }
 }
@@ -224,7 +498,10 @@ impl<'de> Visitor<'de> for Members<'_> {
         formatter.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(
+        self,
+        mut members: A,
+    ) -> std::result::Result<Self::Value, A::Error> {
         let mut found = vec![None; self.names.len()];
         while let Some(Name(name)) = members.next_key()? {
             match self.names.iter().position(|known| *known == name) {
@@ -294,4 +571,73 @@ fn remember(known: Digest, vote: Vote) {
         memory.old = std::mem::take(&mut memory.young);
     }
     memory.young.insert(known, vote);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(beginning: &str) -> String {
+        field_at(beginning.as_bytes())
+    }
+
+    #[test]
+    fn json_errors_name_the_field() {
+        let cases = [
+            ("", "body"),
+            ("[{\"c1\":", "body"),
+            ("{\"secret\": ", "body"),
+            ("{\"proposal_id\"", "body"),
+            ("{\"proposal_id\": 1", "proposal_id"),
+            ("{\"proposal_id\": 1, ", "body"),
+            ("{\"all_enc_shares\": [{\"c1\":", "all_enc_shares"),
+            ("{\"enc_share\": {\"c1\": \"ab", "enc_share.c1"),
+            ("{\"enc_share\": {\"c1\": 1, ", "enc_share"),
+            ("{\"enc_share\": [\"c1\", ", "enc_share"),
+            ("{\"share_comms\": [[1], {\"a\": 2}, 3", "share_comms[2]"),
+            ("{\"share_comms\": [\"[,\\\",\", ", "share_comms[1]"),
+            ("{\"share_comms\": {\"a\": ", "share_comms"),
+        ];
+        for (beginning, field) in cases {
+            assert_eq!(named(beginning), field, "{beginning}");
+        }
+        let entries = "{\"share_comms\": [".to_owned() + &"0,".repeat(SHARES);
+        assert_eq!(named(&entries), "share_comms");
+        let long = "{\"proposal_id\": ".to_owned() + &" ".repeat(SMALL_BODY);
+        assert_eq!(named(&long), "body");
+    }
+
+    #[test]
+    fn base64_lengths_ignore_unused_bits() {
+        let cases = [
+            ("", Some(0)),
+            ("AAAA", Some(3)),
+            ("AAAA=", Some(3)),
+            ("AB==", Some(1)),
+            ("AAB=", Some(2)),
+            ("=", None),
+            ("A===", None),
+            ("AA=", None),
+            ("AAA", None),
+            ("AAA==", None),
+            ("AA==AA==", None),
+            ("AAA_", None),
+            ("AAA\n", None),
+        ];
+        for (text, length) in cases {
+            assert_eq!(decoded_length(text), length, "{text}");
+        }
+    }
+
+    #[test]
+    fn large_bodies_are_reduced_to_their_fields() {
+        let body =
+            "{\"x\": [1, {}], \"proposal_id\": \"a\", \"proposal_id\" : 2,\"enc_share\":{} }";
+        assert_eq!(
+            members(body, &FIELDS).as_deref(),
+            Ok("{\"enc_share\":{},\"proposal_id\":2}")
+        );
+        assert_eq!(members("[1]", &FIELDS).as_deref(), Ok("null"));
+        assert_eq!(members("{\"a\":,", &FIELDS), Err(5));
+    }
 }

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import proofs
+from helper.core.share import Share
+from tests.support.payloads import share_body
 
 CIRCUIT = "k11"
 
@@ -90,7 +92,9 @@ def test_all_shares_pass_the_checks_and_have_the_recorded_nullifiers(
     round_of_shares: list[Recorded], tree: proofs.CommitmentTree
 ) -> None:
     for share in round_of_shares:
-        checked = proofs.check_share(**share.payload)
+        posted = share_body(Share(tree_position=share.position, submit_at=0, **share.payload))
+        (checked,) = proofs.read_shares([posted])
+        assert isinstance(checked, proofs.ReadShare)
         assert checked.nullifier == share.statement.nullifier
         assert checked.vote_commitment == tree.leaf(share.position)
     assert len({share.statement.nullifier for share in round_of_shares}) == 16

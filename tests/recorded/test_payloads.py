@@ -12,8 +12,7 @@ import pytest
 import proofs
 from helper.chain.models import Round, RoundStatus, parse_leaves, parse_round
 from helper.ingest.admission import AdmissionController
-from helper.ingest.payload import parse_share
-from helper.ingest.validator import ShareValidator, check_share
+from helper.ingest.validator import ShareValidator
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeClock, FakeStore
@@ -85,11 +84,11 @@ async def test_all_sixteen_pass_and_again_are_duplicates(
 async def test_our_nullifiers_are_the_recorded_ones(
     recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]], index: int
 ) -> None:
-    share = parse_share(json.dumps(recorded_shares[index]).encode())
-    check = check_share(proofs, share)
+    (share,) = proofs.read_shares([json.dumps(recorded_shares[index]).encode()])
+    assert isinstance(share, proofs.ReadShare)
     ciphertext = base64.b64encode(share.c1 + share.c2).decode()
     reveal = next(r["request"] for r in recorded_reveals if r["request"]["enc_share"] == ciphertext)
-    assert check.nullifier == base64.b64decode(reveal["share_nullifier"])
+    assert share.nullifier == base64.b64decode(reveal["share_nullifier"])
 
 
 @pytest.mark.rule("R12")

@@ -9,7 +9,8 @@ from hashlib import sha256
 
 import proofs
 from helper.core.share import Share
-from proofs import ReadShare, ShareCheck, ShareRuleError, TreeError
+from proofs import InvalidShare, ReadShare, TreeError
+from tests.support.payloads import decode_share
 
 PATH_BYTES = 24 * 32
 
@@ -41,30 +42,21 @@ def share_commitment(blind: bytes, c1: bytes, c2: bytes) -> bytes:
 
 
 class SimChecks:
-    """`proofs.check_share` over these hashes."""
+    """`proofs.read_shares` over these hashes, for bodies whose fields are valid."""
 
-    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
-        return [None] * len(bodies)
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
+        return [_read(body) for body in bodies]
 
-    def check_share(
-        self,
-        *,
-        round_id: bytes,
-        shares_hash: bytes,
-        share_comms: bytes,
-        share_index: int,
-        proposal_id: int,
-        vote_decision: int,
-        primary_blind: bytes,
-        c1: bytes,
-        c2: bytes,
-    ) -> ShareCheck:
-        if shares_hash != digest(b"shares", share_comms):
-            raise ShareRuleError("shares_hash")
-        if share_comms[share_index * 32 : share_index * 32 + 32] != share_commitment(primary_blind, c1, c2):
-            raise ShareRuleError("share_comm")
-        vote = commitment(round_id, shares_hash, proposal_id, vote_decision)
-        return ShareCheck(vote, nullifier(vote, share_index, primary_blind))
+
+def _read(body: bytes) -> ReadShare | InvalidShare:
+    share = decode_share(body, vote_commitment=b"", nullifier=b"")
+    if share.shares_hash != digest(b"shares", share.share_comms):
+        return InvalidShare("shares_hash", "shares_hash")
+    start = share.share_index * 32
+    if share.share_comms[start : start + 32] != share_commitment(share.primary_blind, share.c1, share.c2):
+        return InvalidShare(f"share_comms[{share.share_index}]", "share_comm")
+    vote = commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision)
+    return share._replace(vote_commitment=vote, nullifier=nullifier(vote, share.share_index, share.primary_blind))
 
 
 class SimTree:

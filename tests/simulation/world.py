@@ -22,6 +22,7 @@ from tests.simulation.prover import Ill, Provers
 from tests.simulation.scenario import KILL_PATIENCE, SETTLING, Episode, Plan, Posting, Upset, Vote
 from tests.simulation.store import USUAL_DELAY, Disk
 from tests.simulation.virtual_loop import SimLoop
+from tests.support.payloads import share_body
 from tests.unit.store.fixtures import operator_retry
 
 PASSES_A_SECOND = 600.0
@@ -139,7 +140,7 @@ class World:
         while self.loop.time() < end:
             posted = self.loop.time()
             try:
-                outcome = await self.host.ask(lambda service: service.intake.accept(known.share))
+                outcome = await self.host.ask(lambda service: service.intake.take(share_body(known.share)))
             except UnreachableError:
                 outcome = None
             except ShareRefused as refusal:

@@ -1,14 +1,14 @@
-//! Encodings, hashes, and the check of a share.
+//! Encodings and hashes.
 
 use ff::{Field, PrimeField};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use rand::rngs::OsRng;
 
-use super::{bytes, run, Number, Pair, WIRE_LIMIT};
+use super::{bytes, run, Number, WIRE_LIMIT};
 use crate::errors::{Error, Reason, Result};
 use crate::fields::{base, base_array, below, point, Base};
-use crate::hashes::{self, Share, SHARES};
+use crate::hashes::{self, SHARES};
 
 /// No hash of the protocol has more elements.
 const MAX_ELEMENTS: usize = 16;
@@ -21,39 +21,6 @@ pub fn check_encoding(py: Python<'_>, field: &str, value: &[u8]) -> PyResult<()>
 #[pyfunction]
 pub fn check_point(py: Python<'_>, field: &str, value: &[u8]) -> PyResult<()> {
     run(py, || point(field, value).map(drop))
-}
-
-#[pyfunction]
-#[pyo3(signature = (*, round_id, shares_hash, share_comms, share_index, proposal_id, vote_decision, primary_blind, c1, c2))]
-#[allow(clippy::too_many_arguments)] // a share has nine fields
-pub fn check_share<'py>(
-    py: Python<'py>,
-    round_id: &[u8],
-    shares_hash: &[u8],
-    share_comms: &[u8],
-    share_index: Number,
-    proposal_id: Number,
-    vote_decision: Number,
-    primary_blind: &[u8],
-    c1: &[u8],
-    c2: &[u8],
-) -> PyResult<Pair<'py>> {
-    let ids = run(py, || {
-        let share = Share {
-            round_id: base("vote_round_id", round_id)?,
-            shares_hash: base("shares_hash", shares_hash)?,
-            share_comms: base_array("share_comms", share_comms)?,
-            share_index: below("enc_share.share_index", share_index.0, SHARES as u64)?,
-            proposal_id: below("proposal_id", proposal_id.0, WIRE_LIMIT)?,
-            vote_decision: below("vote_decision", vote_decision.0, WIRE_LIMIT)?,
-            primary_blind: base("primary_blind", primary_blind)?,
-            c1: point("enc_share.c1", c1)?,
-            c2: point("enc_share.c2", c2)?,
-        };
-        share.check()
-    })?;
-    let vote_commitment = bytes(py, ids.vote_commitment.to_repr());
-    Ok((vote_commitment, bytes(py, ids.nullifier.to_repr())))
 }
 
 #[pyfunction]

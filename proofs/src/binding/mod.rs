@@ -71,13 +71,13 @@ mod _native {
     use super::elgamal::{elgamal_add, elgamal_decrypt, elgamal_encrypt, elgamal_keygen};
     #[pymodule_export]
     use super::hashing::{
-        check_encoding, check_point, check_share, poseidon, random_field, share_commitment,
-        share_nullifier, shares_hash, vote_commitment,
+        check_encoding, check_point, poseidon, random_field, share_commitment, share_nullifier,
+        shares_hash, vote_commitment,
     };
     #[pymodule_export]
     use super::pages::{page_gap, pages_in_log};
     #[pymodule_export]
-    use super::payload::{json_members, read_shares};
+    use super::payload::read_shares;
     #[pymodule_export]
     use super::proving::{circuits, fingerprint, prove, verify, warm};
     #[pymodule_export]

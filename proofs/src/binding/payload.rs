@@ -4,35 +4,31 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::{bytes, run};
-use crate::payload::{members, read, Payload};
+use crate::payload::{read, Payload};
+
+/// Whether a body is a valid share, and the fields of `proofs.ReadShare` or `proofs.InvalidShare`.
+type Outcome<'py> = (bool, Bound<'py, PyTuple>);
 
 #[pyfunction]
 pub fn read_shares<'py>(
     py: Python<'py>,
     bodies: Vec<Bound<'py, PyBytes>>,
-) -> PyResult<Vec<Option<Bound<'py, PyTuple>>>> {
+) -> PyResult<Vec<Outcome<'py>>> {
     let plain: Vec<&[u8]> = bodies.iter().map(|body| body.as_bytes()).collect();
-    let found = run(py, || {
+    let results = run(py, || {
         Ok(plain.iter().map(|body| read(body)).collect::<Vec<_>>())
     })?;
-    found
+    results
         .into_iter()
-        .map(|one| one.map(|share| row(py, &share)).transpose())
+        .map(|result| match result {
+            Ok(share) => Ok((true, row(py, &share)?)),
+            Err(invalid) => {
+                let reason = invalid.reason;
+                let fields = (invalid.field, reason.as_str(), reason.actual());
+                Ok((false, fields.into_pyobject(py)?))
+            }
+        })
         .collect()
-}
-
-#[pyfunction]
-pub fn json_members<'py>(
-    py: Python<'py>,
-    body: Bound<'py, PyBytes>,
-    names: Vec<String>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let plain = body.as_bytes();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    match run(py, || Ok(members(plain, &names)))? {
-        Ok(reduced) => Ok(bytes(py, reduced).into_any()),
-        Err(offset) => Ok(offset.into_pyobject(py)?.into_any()),
-    }
 }
 
 /// The fields in the order of `proofs.ReadShare`.

@@ -17,12 +17,11 @@ import pytest
 from helper.cli.output import emit_table
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.ingest.payload import parse_share
 from helper.server import views
 from helper.store.rows import Enqueued
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run
-from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeClock, body, make_round, payload
+from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeClock, body, make_round, parse_share, payload
 from tests.unit.server.test_operator_routes import STORY, make_entry
 
 

@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import proofs
 from helper.chain.block_cadence import ShareArrival
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.clock import SlicedWait
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
+from helper.ingest.validator import checked_share
 from helper.store.rows import Enqueued
-from proofs import ReadShare, ShareCheck
+from proofs import InvalidReason, InvalidShare, ReadShare
 from tests.support.partial_store import PartialStore
+from tests.support.payloads import decode_share
 
 _LINES = (Path(__file__).parents[2] / "recorded" / "round" / "shares.jsonl").read_bytes().splitlines()
 PAYLOADS: list[dict[str, Any]] = [json.loads(line) for line in _LINES]
@@ -167,16 +170,30 @@ class FakeStore(PartialStore):
         return {ROUND_ID: {ShareState.RECEIVED: len(self.kept)}} if self.kept else {}
 
 
+_BY_FIELDS: frozenset[str] = frozenset(get_args(InvalidReason)[:10])
+"""Reasons that do not depend on field elements, points and hashes."""
+
+
 class FakeChecks:
-    """Accepts every share, or raises `error`; accepts none in a batch."""
+    """Accepts every share whose fields are valid, whatever its hashes, or raises `error`, or returns `invalid`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.invalid: InvalidShare | None = None
 
-    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
-        return [None] * len(bodies)
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
+        return [self._read(body) for body in bodies]
 
-    def check_share(self, **_fields: Any) -> ShareCheck:
+    def _read(self, body: bytes) -> ReadShare | InvalidShare:
+        (result,) = proofs.read_shares([body])
+        if isinstance(result, InvalidShare) and result.reason in _BY_FIELDS:
+            return result
         if self.error is not None:
             raise self.error
-        return ShareCheck(vote_commitment=COMMITMENT, nullifier=NULLIFIER)
+        return self.invalid or decode_share(body, vote_commitment=COMMITMENT, nullifier=NULLIFIER)
+
+
+def parse_share(body: bytes) -> Share:
+    """The share of a body whose fields are valid, whatever its hashes."""
+    (result,) = FakeChecks().read_shares([body])
+    return checked_share(result).share

@@ -17,10 +17,11 @@ from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController
-from helper.ingest.payload import parse_share
+from helper.ingest.schema import WireError
 from helper.ingest.validator import ShareValidator
 from helper.store.rows import Enqueued
-from proofs import EncodingError, ProofsError, ShareRuleError
+from proofs import InvalidShare, ProofsError
+from tests.support.payloads import share_body
 from tests.unit.ingest.admission_fixtures import (
     COMMITMENT,
     END,
@@ -33,6 +34,7 @@ from tests.unit.ingest.admission_fixtures import (
     FakeStore,
     body,
     make_round,
+    parse_share,
 )
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +68,7 @@ class Harness:
 
     async def refused(self, share: Share) -> ShareRefused:
         with pytest.raises(ShareRefused) as caught:
-            await self.intake.accept(share)
+            await self.intake.take(share_body(share))
         assert self.store.kept == []
         assert self.woken == 0
         return caught.value
@@ -101,7 +103,7 @@ def idle() -> None:
 @pytest.mark.rule("R8", "R13")
 async def test_admission_valid_share_is_stored_and_wakes_dispatcher(harness: Harness) -> None:
     share = make_share()
-    assert await harness.intake.accept(share) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(share)) is Enqueued.QUEUED
     assert harness.store.kept == [share]
     assert (harness.woken, harness.due) == (1, max(share.submit_at, harness.clock.time))
     assert harness.store.asked == ["enqueue"], "the store detects duplicates and spent nullifiers"
@@ -110,9 +112,9 @@ async def test_admission_valid_share_is_stored_and_wakes_dispatcher(harness: Har
 
 @pytest.mark.rule("R10")
 async def test_admission_same_share_is_duplicate_at_any_time(harness: Harness) -> None:
-    await harness.intake.accept(make_share(submit_at=END - 60))
+    await harness.intake.take(share_body(make_share(submit_at=END - 60)))
     for again in (0, END - 60, END, END + 1):
-        assert await harness.intake.accept(make_share(submit_at=again)) is Enqueued.DUPLICATE
+        assert await harness.intake.take(share_body(make_share(submit_at=again))) is Enqueued.DUPLICATE
     assert [share.submit_at for share in harness.store.kept] == [END - 60]
     assert harness.woken == 1
 
@@ -128,28 +130,36 @@ async def test_admission_round_closed_by_other_host_is_refused(harness: Harness)
 async def test_admission_known_share_is_duplicate_after_round(harness: Harness, status: RoundStatus) -> None:
     harness.store.known.add(make_share().key)
     in_round(harness, status)
-    assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
 
 
 @pytest.mark.rule("R13")
 @pytest.mark.parametrize(
-    ("error", "field"),
+    "invalid",
     [
-        (EncodingError("enc_share.c1", "off-curve"), "enc_share.c1"),
-        (EncodingError("share_comms[3]", "non-canonical"), "share_comms[3]"),
-        (ShareRuleError("shares_hash"), "shares_hash"),
-        (ShareRuleError("share_comm"), "share_comms[0]"),
-        (ProofsError("?"), None),
+        InvalidShare("enc_share.c1", "off-curve"),
+        InvalidShare("share_comms[3]", "non-canonical"),
+        InvalidShare("shares_hash", "shares_hash"),
+        InvalidShare("share_comms[0]", "share_comm"),
     ],
 )
-async def test_admission_failed_native_check_refuses_before_chain_checks(
-    harness: Harness, error: Exception, field: str | None
-) -> None:
-    harness.checks.error = error
+async def test_admission_invalid_share_is_refused_before_chain_checks(harness: Harness, invalid: InvalidShare) -> None:
+    harness.checks.invalid = invalid
     harness.chain.rounds.clear()  # the hashes come before the round is looked up
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
+    with pytest.raises(WireError) as refused:
+        await harness.intake.take(body())
+    assert refused.value.field == invalid.field
+    assert harness.store.asked == []
+
+
+@pytest.mark.rule("R13")
+async def test_admission_failed_native_check_refuses_before_chain_checks(harness: Harness) -> None:
+    harness.checks.error = ProofsError("?")
+    harness.chain.rounds.clear()
+    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     refused = await harness.refused(make_share())
-    assert (refused.status, refused.field) == (400, field)
+    assert (refused.status, refused.field) == (400, None)
     assert harness.store.asked == []
 
 
@@ -197,16 +207,16 @@ async def test_admission_submit_at_equal_round_end_is_accepted_and_logged(
 ) -> None:
     warned: list[str] = []
     monkeypatch.setattr(intake_module.log, "warning", lambda event, **_: warned.append(event))
-    assert await harness.intake.accept(make_share(submit_at=END - 1)) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share(submit_at=END - 1))) is Enqueued.QUEUED
     assert warned == []
-    assert await harness.intake.accept(make_share(submit_at=END, share_index=1)) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share(submit_at=END, share_index=1))) is Enqueued.QUEUED
     assert warned == ["share_due_too_late"]
 
 
 @pytest.mark.rule("R12", "R13")
 async def test_admission_spent_nullifier_is_duplicate_and_not_stored(harness: Harness) -> None:
     harness.store.spent.add((ROUND_ID, NULLIFIER))
-    assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
     assert harness.store.kept == []
     assert harness.woken == 0
 
@@ -220,7 +230,7 @@ async def test_admission_store_error_responds_503(harness: Harness, error: Store
 async def test_admission_missing_leaf_waits_for_next_sync(harness: Harness) -> None:
     no_leaf(harness)
     harness.chain.syncs = [grow(harness)]
-    assert await harness.intake.accept(make_share()) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
     assert len(harness.chain.waits) == 1
 
 
@@ -228,14 +238,14 @@ async def test_admission_leaf_missed_by_running_sync_waits_for_another(harness: 
     no_leaf(harness)
     harness.chain.behind = 0.6
     harness.chain.syncs = [idle, grow(harness)]
-    assert await harness.intake.accept(make_share()) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
     assert sum(harness.chain.waits[1:]) <= 1.5
 
 
 async def test_admission_missing_round_waits_for_next_sync(harness: Harness) -> None:
     known = harness.chain.rounds.pop(ROUND_ID)
     harness.chain.syncs = [lambda: harness.chain.rounds.update({ROUND_ID: known})]
-    assert await harness.intake.accept(make_share()) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
 
 
 async def test_admission_round_or_leaf_absent_after_syncs_is_refused(harness: Harness) -> None:
@@ -293,7 +303,7 @@ async def test_admission_known_share_without_checked_leaf_is_duplicate(harness: 
         in_round(harness, RoundStatus.TALLYING)
     else:
         harness.chain.unchecked[ROUND_ID, POSITION] = kept
-    assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
 
 
 async def test_admission_other_vote_at_known_position_is_not_duplicate(harness: Harness) -> None:
@@ -325,9 +335,9 @@ async def test_admission_frozen_round_refuses_new_shares_others_accept(harness: 
     harness.chain.cold.add(ROUND_ID)
     assert (await harness.refused(make_share())).status == 503
     harness.store.known.add(make_share().key)
-    assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
     harness.chain.cold = {bytes(32)}
-    assert await harness.intake.accept(make_share(share_index=1)) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share(share_index=1))) is Enqueued.QUEUED
 
 
 @pytest.mark.parametrize("other_end", [END + 600, END - 60])
@@ -335,11 +345,11 @@ async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: H
     harness.chain.other_ends[ROUND_ID] = other_end
     earlier = min(END, other_end)
     assert (await harness.refused(make_share(submit_at=earlier + 1))).status == 503
-    assert await harness.intake.accept(make_share(submit_at=earlier)) is Enqueued.QUEUED
-    assert await harness.intake.accept(make_share(submit_at=0, share_index=1)) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share(submit_at=earlier))) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share(submit_at=0, share_index=1))) is Enqueued.QUEUED
     harness.clock.time = earlier + 1.0
     with pytest.raises(ShareRefused) as caught:
-        await harness.intake.accept(make_share(submit_at=0, share_index=2))
+        await harness.intake.take(share_body(make_share(submit_at=0, share_index=2)))
     assert caught.value.status == 503, "it is due immediately, and one of the two ends has passed"
 
 
@@ -350,7 +360,7 @@ async def test_intake_status_unconfirmed_answers_503_not_400(harness: Harness, s
     assert (await harness.refused(make_share())).status == 503
     harness.chain.status_reports.clear()
     harness.chain.rounds[ROUND_ID] = make_round()
-    assert await harness.intake.accept(make_share()) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
 
 
 async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness) -> None:
@@ -362,7 +372,7 @@ async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness
     assert (await harness.refused(make_share())).status == 429
     harness.chain.rounds[ROUND_ID] = make_round()
     harness.chain.proposal_reports.add(ROUND_ID)
-    assert await harness.intake.accept(make_share()) is Enqueued.QUEUED, "its choice is known"
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED, "its choice is known"
 
 
 async def test_admission_pause_during_hold_responds_503(harness: Harness) -> None:
@@ -375,7 +385,7 @@ async def test_admission_pause_during_hold_responds_503(harness: Harness) -> Non
 async def test_admission_paused_recognises_duplicates(harness: Harness) -> None:
     harness.store.known.add(make_share().key)
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
 
 
 async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +409,7 @@ async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch
 
     async def post(share: Share) -> None:
         with pytest.raises(ShareRefused) as caught:
-            await harness.intake.accept(share)
+            await harness.intake.take(share_body(share))
         statuses.append(caught.value.status)
 
     async with anyio.create_task_group() as group:
@@ -408,7 +418,7 @@ async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch
         await holding.wait()
         await post(beyond)
         assert statuses == [429]
-        assert await harness.intake.accept(make_share()) is Enqueued.QUEUED
+        assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
         released.set()
     assert statuses == [429, 400, 400]
 
@@ -418,8 +428,8 @@ async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.Monke
     assert (await Harness().refused(make_share())).status == 429
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 1)
     harness = Harness()
-    assert await harness.intake.accept(make_share()) is Enqueued.QUEUED
-    assert await harness.intake.accept(make_share()) is Enqueued.DUPLICATE
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
+    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
 
 
 class Gate:
@@ -485,10 +495,10 @@ async def test_admission_log_contains_no_share_data(harness: Harness, monkeypatc
         monkeypatch.setattr(intake_module.log, level, lambda event, **fields: lines.append(json.dumps([event, fields])))
     share = make_share(submit_at=END, tree_position=9)
     harness.chain.leaves[ROUND_ID, 9] = COMMITMENT
-    await harness.intake.accept(share)
+    await harness.intake.take(share_body(share))
     harness.store.error = StoreFull("no space")
     with pytest.raises(ShareRefused):
-        await harness.intake.accept(make_share(share_index=3, tree_position=9))
+        await harness.intake.take(share_body(make_share(share_index=3, tree_position=9)))
     assert len(lines) == 2
     text = "".join(lines)
     for secret in (ROUND_ID, NULLIFIER, COMMITMENT, share.c1, share.primary_blind):

@@ -8,7 +8,6 @@ import pytest
 
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
-from helper.ingest.payload import parse_share
 from helper.store.rows import Enqueued
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import Node
@@ -85,7 +84,7 @@ class Lag(Harness):
         began = self.clock.monotonic()
         while self.clock.monotonic() < began + PATIENCE:
             try:
-                return await intake.accept(parse_share(body()))
+                return await intake.take(body())
             except ShareRefused as refusal:
                 if refusal.status != 429:
                     raise

@@ -13,12 +13,19 @@ from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
-from helper.ingest.payload import parse_share
 from helper.ingest.validator import ShareValidator
 from helper.store.rows import Enqueued
 from tests.unit.chain.fakes import VOTE_END, recorded_round
 from tests.unit.chain.tree_fixtures import Chain, Setting
-from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, ROUND_ID, FakeChecks, FakeStore, body
+from tests.unit.ingest.admission_fixtures import (
+    COMMITMENT,
+    POSITION,
+    ROUND_ID,
+    FakeChecks,
+    FakeStore,
+    body,
+    parse_share,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +71,7 @@ class Harness(Setting):
         self.nodes[0].rounds = [recorded_round(1) | {"status": status}]
 
     async def post(self, **changes: Any) -> Enqueued:
-        return await self.intake.accept(parse_share(body(**changes)))
+        return await self.intake.take(body(**changes))
 
     async def refused(self, **changes: Any) -> tuple[int, str]:
         with pytest.raises(ShareRefused) as caught:

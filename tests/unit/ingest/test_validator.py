@@ -1,47 +1,33 @@
-"""Batch validation: the native reader accepts only what the Python reader accepts, with equal results."""
+"""Batch validation: results of the native call, batches, large bodies."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
-import orjson
 import pytest
 
 import proofs
 from helper.core.share import Share
 from helper.errors import ShareRefused
-from helper.ingest import payload as payload_module
 from helper.ingest import validator
-from helper.ingest.payload import MAX_BODY, SMALL_BODY, parse_share
+from helper.ingest.payload import MAX_BODY, SMALL_BODY, invalid_share
 from helper.ingest.schema import WireError
-from helper.ingest.validator import ShareValidator
-from proofs import ProofsError, ReadShare, ShareCheck
+from helper.ingest.validator import CheckedShare, ShareValidator
+from proofs import InvalidShare, ProofsError, ReadShare
 from tests.campaign.mutations import Mutator
-from tests.unit.ingest.admission_fixtures import COMMITMENT, NULLIFIER, PAYLOADS, FakeChecks, body, payload
+from tests.support.payloads import decode_share
+from tests.unit.ingest.admission_fixtures import COMMITMENT, NULLIFIER, PAYLOADS, FakeChecks, body, parse_share, payload
+from tests.unit.ingest.payload_bodies import NON_CANONICAL, OFF_CURVE, b64
 
 pytestmark = pytest.mark.anyio
 MUTATED = 30_000
-
-
-def as_read(share: Share, check: ShareCheck) -> tuple[Any, ...]:
-    """The expected result of the native reader for a share."""
-    return (*(getattr(share, name) for name in ReadShare._fields[:11]), check.vote_commitment, check.nullifier)
-
-
-def slowly(posted: bytes) -> tuple[Any, ...]:
-    """The result of the Python reader and `check_share`."""
-    share = parse_share(posted)
-    fields = {
-        name: getattr(share, name) for name in ReadShare._fields[:11] if name not in {"tree_position", "submit_at"}
-    }
-    return as_read(share, proofs.check_share(**fields))
 
 
 def without(**changes: Any) -> bytes:
@@ -50,20 +36,30 @@ def without(**changes: Any) -> bytes:
     return json.dumps({name: value for name, value in changed.items() if value is not ...}).encode()
 
 
+def decoded(posted: bytes) -> ReadShare:
+    """The share of a valid body, with its ids from the single hashes."""
+    share = decode_share(posted, vote_commitment=b"", nullifier=b"")
+    commitment = proofs.vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision)
+    nullifier = proofs.share_nullifier(commitment, share.share_index, share.primary_blind)
+    return share._replace(vote_commitment=commitment, nullifier=nullifier)
+
+
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
-def test_native_reader_recorded_payloads_match_python_reader(number: int) -> None:
+def test_read_shares_recorded_payload_keeps_all_values(number: int) -> None:
     posted = json.dumps(PAYLOADS[number]).encode()
-    (read,) = proofs.read_shares([posted])
-    assert read == slowly(posted)
+    assert proofs.read_shares([posted]) == [decoded(posted)]
 
 
-def test_native_reader_mutated_payloads_match_python_reader() -> None:
-    mutator = Mutator(PAYLOADS, random.Random(11))
-    mutated = list(itertools.islice(mutator, MUTATED))
-    taken = [(posted, read) for posted, read in zip(mutated, proofs.read_shares(mutated), strict=True) if read]
-    assert taken, "some mutations change nothing that matters"
-    for posted, read in taken:
-        assert read == slowly(posted)
+def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
+    mutated = list(itertools.islice(Mutator(PAYLOADS, random.Random(11)), MUTATED))
+    results = proofs.read_shares(mutated)
+    accepted = [(posted, read) for posted, read in zip(mutated, results, strict=True) if isinstance(read, ReadShare)]
+    assert accepted, "some mutations change nothing that matters"
+    for posted, share in accepted:
+        assert share == decoded(posted)
+    for invalid in results:
+        if isinstance(invalid, InvalidShare):
+            assert str(invalid_share(invalid)).startswith(f"{invalid.field}: ")
 
 
 SEALED = PAYLOADS[0]["enc_share"]
@@ -71,43 +67,31 @@ TEXT = body().decode()
 
 
 @pytest.mark.parametrize(
-    "posted",
+    ("posted", "invalid"),
     [
-        b"",
-        b"null",
-        b"\xef\xbb\xbf" + body(),
-        json.dumps(list(payload().values())).encode(),
-        without(enc_share=[SEALED["c1"], SEALED["c2"], 0]),
-        without(all_enc_shares=[[SEALED["c1"], SEALED["c2"], 0]]),
-        without(anything=1),
-        without(enc_share={**SEALED, "anything": 1}),
-        without(enc_share={**SEALED, "c1": SEALED["c2"]}),
-        without(enc_share={**SEALED, "share_index": 16}),
-        without(enc_share={**SEALED, "share_index": 3}),
-        without(tree_position=...),
-        without(tree_position=1 << 24),
-        without(tree_position=-1),
-        without(tree_position=2.0),
-        without(proposal_id=0),
-        without(proposal_id=51),
-        without(vote_decision=8),
-        without(vote_decision=True),
-        without(submit_at=1 << 63),
-        without(submit_at="0"),
-        without(share_comms=PAYLOADS[0]["share_comms"][:15]),
-        without(share_comms=[*PAYLOADS[0]["share_comms"], PAYLOADS[0]["share_comms"][0]]),
-        without(shares_hash=PAYLOADS[0]["primary_blind"]),
-        without(shares_hash=PAYLOADS[0]["shares_hash"].rstrip("=")),
-        without(vote_round_id=payload()["vote_round_id"][:-2]),
-        TEXT.replace('"tree_position"', '"tree_position": 2, "tree_position"').encode(),
-        TEXT.replace('"tree_position"', '"tree\\u005fposition"').encode(),
-        TEXT.replace("/", "\\/").encode(),
-        (TEXT + "{}").encode(),
-        TEXT[:-1].encode(),
+        (b"", InvalidShare("body", "not-json")),
+        (b"null", InvalidShare("body", "type")),
+        (b"\xff", InvalidShare("body", "not-utf8")),
+        (without(enc_share=[SEALED["c1"], SEALED["c2"], 0]), InvalidShare("enc_share", "type")),
+        (without(enc_share={**SEALED, "c1": SEALED["c2"]}), InvalidShare("share_comms[0]", "share_comm")),
+        (without(enc_share={**SEALED, "share_index": 16}), InvalidShare("enc_share.share_index", "range")),
+        (without(enc_share={**SEALED, "share_index": 3}), InvalidShare("share_comms[3]", "share_comm")),
+        (without(enc_share={**SEALED, "c2": b64(bytes(32))}), InvalidShare("enc_share.c2", "identity")),
+        (without(enc_share={**SEALED, "c2": OFF_CURVE}), InvalidShare("enc_share.c2", "off-curve")),
+        (without(tree_position=...), InvalidShare("tree_position", "missing")),
+        (without(tree_position=1 << 24), InvalidShare("tree_position", "range")),
+        (without(tree_position=2.0), InvalidShare("tree_position", "type")),
+        (without(share_comms=PAYLOADS[0]["share_comms"][:15]), InvalidShare("share_comms", "count", 15)),
+        (without(share_comms=[b64(bytes(31))] * 16), InvalidShare("share_comms[0]", "length", 31)),
+        (without(shares_hash=PAYLOADS[0]["primary_blind"]), InvalidShare("shares_hash", "shares_hash")),
+        (without(shares_hash=PAYLOADS[0]["shares_hash"].rstrip("=")), InvalidShare("shares_hash", "not-base64")),
+        (without(shares_hash=NON_CANONICAL), InvalidShare("shares_hash", "non-canonical")),
+        (without(vote_round_id=payload()["vote_round_id"][:-2]), InvalidShare("vote_round_id", "not-hex")),
+        (body(share_comms=[0] * SMALL_BODY), InvalidShare("body", "too-large")),
     ],
 )
-def test_native_reader_invalid_body_returns_none(posted: bytes) -> None:
-    assert proofs.read_shares([posted]) == [None]
+def test_read_shares_invalid_body_returns_field_and_reason(posted: bytes, invalid: InvalidShare) -> None:
+    assert proofs.read_shares([body(), posted, body()])[1] == invalid
 
 
 @pytest.mark.parametrize(
@@ -122,10 +106,10 @@ def test_native_reader_invalid_body_returns_none(posted: bytes) -> None:
         (without(vote_round_id=payload()["vote_round_id"].upper()), {}),
     ],
 )
-def test_native_reader_wallet_variations_are_accepted(posted: bytes, fields: dict[str, int]) -> None:
+def test_read_shares_wallet_variations_are_accepted(posted: bytes, fields: dict[str, int]) -> None:
     (read,) = proofs.read_shares([posted])
-    assert read is not None
-    assert read == slowly(posted)
+    assert isinstance(read, ReadShare)
+    assert read == decoded(posted)
     assert {name: getattr(read, name) for name in fields} == fields
     assert "ReadShare(…)" in repr([read]), "nothing of a witness is shown"
 
@@ -135,7 +119,7 @@ async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:
     await checker.read(body())
     other = [*PAYLOADS[0]["share_comms"]]
     other[15], other[14] = other[14], other[15]
-    with pytest.raises(ShareRefused, match="is not the hash of share_comms"):
+    with pytest.raises(WireError, match="is not the hash of share_comms"):
         await checker.read(body(share_comms=other))
 
 
@@ -147,16 +131,13 @@ class Batches(FakeChecks):
         self.batches: list[int] = []
         self.threads: set[str] = set()
         self.go_on = threading.Event()
-        self.failure: Exception | None = None
         self.begun: Callable[[], None] = lambda: None
 
-    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | None]:
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         self.batches.append(len(bodies))
         self.threads.add(threading.current_thread().name)
         self.begun()
         assert self.go_on.wait(30)
-        if self.failure is not None:
-            raise self.failure
         return super().read_shares(bodies)
 
 
@@ -195,8 +176,10 @@ async def test_validator_single_body_is_read_on_event_loop() -> None:
 
 async def test_validator_large_body_does_not_wait_for_batch() -> None:
     checks = Batches()
+    checks.go_on.set()
     found = await ShareValidator(checks).read(body() + b" " * SMALL_BODY)
-    assert (found.share, checks.batches) == (parse_share(body()), [])
+    assert (found.share, checks.batches) == (parse_share(body()), [1])
+    assert threading.current_thread().name not in checks.threads
 
 
 NOISE = b'"pad":[' + b"[]," * ((MAX_BODY - 8_000) // 3) + b"1]"
@@ -208,36 +191,20 @@ def noisy(posted: bytes) -> bytes:
     return posted.rstrip()[:-1] + b"," + NOISE + b"}"
 
 
-async def test_validator_large_body_is_never_parsed_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def loads(document: bytes) -> Any:
-        sizes.append(len(document))
-        return orjson.loads(document)
-
-    monkeypatch.setattr(payload_module, "orjson", SimpleNamespace(loads=loads, JSONDecodeError=orjson.JSONDecodeError))
-    checker = ShareValidator(proofs)
-    found = await checker.read(noisy(body()))
-    assert found.share == parse_share(body())
-    with pytest.raises(WireError):
-        await checker.read(body(share_comms=[0] * (MAX_BODY // 4)))
-    assert max(sizes) <= SMALL_BODY
-
-
-async def test_validator_large_bodies_share_one_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_validator_large_bodies_share_one_worker_thread() -> None:
     under_way, most, threads = 0, 0, set[str]()
 
-    def members(document: bytes, names: Iterable[str]) -> bytes | int:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        threads.add(threading.current_thread().name)
-        reduced = proofs.json_members(document, names)
-        under_way -= 1
-        return reduced
+    class Counted(FakeChecks):
+        def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            threads.add(threading.current_thread().name)
+            results = super().read_shares(bodies)
+            under_way -= 1
+            return results
 
-    monkeypatch.setattr(validator, "json_members", members)
-    checker = ShareValidator(FakeChecks())
+    checker = ShareValidator(Counted())
     async with anyio.create_task_group() as group:
         for _ in range(8):
             group.start_soon(checker.read, noisy(body()))
@@ -290,11 +257,21 @@ async def test_validator_large_invalid_body_is_refused(posted: bytes, message: s
     assert str(refused.value) == message
 
 
+class FailingBatches(FakeChecks):
+    """Fails for batches, and for one body."""
+
+    def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
+        if len(bodies) > 1 or bodies[0] == b"fails":
+            raise ProofsError("internal error")
+        return super().read_shares(bodies)
+
+
 async def test_validator_failed_batch_is_read_one_by_one() -> None:
-    checks = Batches()
-    checks.go_on.set()
-    checks.failure = ProofsError("internal error")
-    found = await ShareValidator(checks).read(body())
+    checker = ShareValidator(FailingBatches())
+    posted = [body(), without(tree_position=...), b"fails"]
+    found, missing, failed = await asyncio.gather(*map(checker.read, posted), return_exceptions=True)
+    assert isinstance(found, CheckedShare)
     assert found.share == parse_share(body())
-    with pytest.raises(WireError, match="tree_position: is missing"):
-        await ShareValidator(checks).read(without(tree_position=...))
+    assert (type(missing), str(missing)) == (WireError, "tree_position: is missing")
+    assert isinstance(failed, ShareRefused)
+    assert (failed.status, str(failed)) == (400, "the share could not be validated")

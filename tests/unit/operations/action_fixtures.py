@@ -8,13 +8,13 @@ from pathlib import Path
 
 import proofs
 from helper.core.share import Share
-from helper.ingest.payload import parse_share
-from helper.ingest.validator import check_share
+from helper.ingest.validator import checked_share
 from helper.operations.actions import Operations
 from helper.store.action_rows import Actor
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
-from tests.unit.ingest.admission_fixtures import END, PAYLOADS, body, make_round
+from tests.support.payloads import share_body
+from tests.unit.ingest.admission_fixtures import END, PAYLOADS, body, make_round, parse_share
 
 ANN = Actor(1000, "ann", "socket")
 NOW = float(END - 1000)
@@ -67,7 +67,8 @@ def recorded(index: int, **changes: object) -> Share:
 
 def nullifier_of(share: Share) -> bytes:
     """Compute a share's nullifier."""
-    return check_share(proofs, share).nullifier
+    (result,) = proofs.read_shares([share_body(share)])
+    return checked_share(result).nullifier
 
 
 async def each(lines: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import proofs
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError
@@ -82,7 +83,7 @@ def lines(*carried: ExportedShare, chain_id: str | None = "chain-1", shares: int
 
 def test_read_line_returns_written_share() -> None:
     for one in (waiting(0), sent(1), waiting(2, state=ShareState.FAILED), waiting(3, history=(), proved_height=None)):
-        assert read_line(write_line(one)) == one
+        assert read_line(proofs, write_line(one))[0] == one
     head = Head(chain_id=None, made_at=5, shares=2)
     assert read_head(write_head(head)) == head
 
@@ -94,7 +95,7 @@ def test_export_repr_and_errors_hide_witness() -> None:
     assert not any(secret in repr(one) for secret in secrets)
     for broken in ({**line, "state": "gone"}, {**line, "share": {**line["share"], "proposal_id": 0}}):
         with pytest.raises(ExportFileError) as caught:
-            read_line(json.dumps(broken).encode())
+            read_line(proofs, json.dumps(broken).encode())
         assert not any(secret in repr((caught.value, caught.value.__context__)) for secret in secrets)
 
 
@@ -126,7 +127,7 @@ def test_export_repr_and_errors_hide_witness() -> None:
 def test_read_line_invalid_is_refused(change: dict[str, Any]) -> None:
     line = json.loads(write_line(sent(0)))
     with pytest.raises(ExportFileError):
-        read_line(json.dumps({**line, **change}).encode())
+        read_line(proofs, json.dumps({**line, **change}).encode())
 
 
 @pytest.mark.parametrize(
@@ -148,13 +149,13 @@ def test_read_line_inconsistent_message_is_refused(change: dict[str, Any]) -> No
     line = json.loads(write_line(sent(0)))
     line["reveal"] |= change
     with pytest.raises(ExportFileError):
-        read_line(json.dumps(line).encode())
+        read_line(proofs, json.dumps(line).encode())
 
 
 @pytest.mark.parametrize("change", [{"proposal_id": 2}, {"vote_decision": 0}, {"enc_share": b"e" * 64}])
 def test_read_line_message_of_another_share_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ExportFileError):
-        read_line(write_line(sent(0, **change)))
+        read_line(proofs, write_line(sent(0, **change)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -163,7 +164,7 @@ def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, pu
     good = write_line(waiting(0))
     for line in (junk, good[:cut] + put + good[cut + len(put) :]):
         try:
-            read_line(line)
+            read_line(proofs, line)
         except ExportFileError:
             continue
     for head in (junk, b"{}", b"[]", b""):

@@ -70,9 +70,9 @@ def test_a_proof_proves_its_statement(reveal: Reveal) -> None:
 
 def test_reprs_hold_nothing_that_names_a_waiting_share(reveal: Reveal) -> None:
     statement = reveal.statement
-    checked = proofs.ShareCheck(statement.c1, statement.nullifier)
+    read = proofs.ReadShare(b"", 0, 0, 0, 0, 0, b"", b"", b"", statement.c1, statement.c2, b"", statement.nullifier)
     proved = proofs.Proved(reveal.proof, statement.nullifier, statement.root)
-    text = f"{statement!r} {checked!r} {proved!r}"
+    text = f"{statement!r} {read!r} {proved!r}"
     for value in (statement.nullifier, statement.c1, statement.c2, reveal.proof):
         assert repr(value)[2:-1] not in text
         assert value.hex() not in text

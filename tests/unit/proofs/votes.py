@@ -49,7 +49,7 @@ class Vote:
         return proofs.vote_commitment(self.round_id, self.shares_hash, self.proposal_id, self.vote_decision)
 
     def witness(self, share_index: int) -> dict[str, Any]:
-        """What both `check_share` and `prove` take of one share."""
+        """What `prove` takes of one share."""
         c1, c2 = self.ciphertexts[share_index]
         return {
             "round_id": self.round_id,

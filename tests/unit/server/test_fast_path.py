@@ -13,7 +13,7 @@ from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest.schema import WireError
-from proofs import EncodingError
+from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import END, POSITION, ROUND_ID, body, make_round
 from tests.unit.server.fast_path_fixtures import LONGEST, Story, chunked, head, play, post
 from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
@@ -34,6 +34,15 @@ def check_fails(error: Exception) -> Callable[[Wallets], None]:
 
     def change(wallets: Wallets) -> None:
         wallets.checks.error = error
+
+    return change
+
+
+def check_returns(invalid: InvalidShare) -> Callable[[Wallets], None]:
+    """Make validation return this."""
+
+    def change(wallets: Wallets) -> None:
+        wallets.checks.invalid = invalid
 
     return change
 
@@ -89,7 +98,7 @@ ERRORS = [
     Story("an exception with the status's own text", [GOOD], [405], check_fails(HTTPException(405))),
     Story("a field that is wrong, late", [GOOD], [400], check_fails(WireError("submit_at", "is wrong"))),
     Story("a client said to be gone", [GOOD], [400], check_fails(ClientDisconnect())),
-    Story("a point that is none", [GOOD], [400], check_fails(EncodingError("enc_share.c2", "identity"))),
+    Story("a point that is none", [GOOD], [400], check_returns(InvalidShare("enc_share.c2", "identity"))),
     Story("paused", [GOOD], [503], paused),
     Story("paused, and a body that is none", [BAD, GOOD], [400, 503], paused),
     Story("starting", [head(line=f"GET {STATUS} HTTP/1.1"), GOOD], [503, 200], starting),

@@ -12,7 +12,7 @@ import pytest
 from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreFull
-from proofs import EncodingError
+from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, body, make_round
 from tests.unit.server.wallet_fixtures import QUEUE_STATUS, SHARES, STATUS, Wallets, is_error
 
@@ -41,7 +41,7 @@ async def test_shares_refusal_names_field(wallets: Wallets) -> None:
     async with wallets.client() as client:
         late = await client.post(SHARES, content=body(submit_at=END + 1))
         wrong = await client.post(SHARES, content=body(proposal_id="1"))
-        wallets.checks.error = EncodingError("enc_share.c2", "identity")
+        wallets.checks.invalid = InvalidShare("enc_share.c2", "identity")
         identity = await client.post(SHARES, content=body())
     assert [r.status_code for r in (late, wrong, identity)] == [400, 400, 400]
     assert is_error(late).startswith("submit_at: ")

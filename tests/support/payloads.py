@@ -1,0 +1,36 @@
+"""Posted shares without validation, for fakes of the native checks and for tests that change a share."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+
+from helper.core.share import Share
+from helper.ingest.payload import share_payload
+from proofs import ReadShare
+
+
+def share_body(share: Share) -> bytes:
+    """The body of a request that posts this share."""
+    return json.dumps(share_payload(share)).encode()
+
+
+def decode_share(body: bytes, *, vote_commitment: bytes, nullifier: bytes) -> ReadShare:
+    """Decode a body whose fields are valid, without any check of its hashes."""
+    posted = json.loads(body)
+    encrypted = posted["enc_share"]
+    return ReadShare(
+        round_id=bytes.fromhex(posted["vote_round_id"]),
+        share_index=encrypted.get("share_index") or 0,
+        proposal_id=posted["proposal_id"],
+        vote_decision=posted["vote_decision"],
+        tree_position=posted["tree_position"],
+        submit_at=posted.get("submit_at") or 0,
+        shares_hash=b64decode(posted["shares_hash"]),
+        share_comms=b"".join(map(b64decode, posted["share_comms"])),
+        primary_blind=b64decode(posted["primary_blind"]),
+        c1=b64decode(encrypted["c1"]),
+        c2=b64decode(encrypted["c2"]),
+        vote_commitment=vote_commitment,
+        nullifier=nullifier,
+    )
