@@ -33,7 +33,7 @@ from helper.observability.queue_observer import Facts, Figures, QueueObserver
 from helper.observability.stats import Stats
 from helper.observability.status_feed import Feed
 from helper.server.application import create_app, described, wrapped
-from helper.server.http_server import Server, base_url, bind_tcp, control_limits, create_server, unix_listener
+from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, unix_listener
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
 from helper.server.routes.gateway import AT_ONCE, Gateway
@@ -41,6 +41,7 @@ from helper.server.routes.health import Checks, health_routes
 from helper.server.routes.operator import create_operator_app
 from helper.server.routes.page import Page
 from helper.server.routes.wallet import WalletView
+from helper.server.uvicorn_adapter import Server
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")

@@ -38,7 +38,7 @@ from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.settings import Settings, read_settings
 from helper.observability.log_config import describe
 from helper.runtime.hardening import harden_process, process_facts
-from helper.server.connection import ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import SPARE_FILES
 from helper.store import sqlite_version
 

@@ -1,4 +1,4 @@
-"""A deadline that is moved far more often than it expires."""
+"""Timers of a connection: a deadline that is moved far more often than it expires, and a check for stalled writes."""
 
 from __future__ import annotations
 
@@ -65,6 +65,36 @@ class Deadline:
         else:
             self._at = None
             self._late()
+
+
+class StallTimer:
+    """Aborts a transport whose write buffer has not shrunk for some time: the client does not read.
+
+    Args:
+        loop: the event loop.
+        seconds: how long the client may read nothing.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.WriteTransport) -> None:
+        """Begin to check."""
+        self._timer = self._loop.call_later(self._seconds, self._check, transport, transport.get_write_buffer_size())
+
+    def stop(self) -> None:
+        """Check no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self, transport: asyncio.WriteTransport, before: int) -> None:
+        if transport.get_write_buffer_size() >= before:
+            transport.abort()  # close() would wait until the client has read the rest
+        else:
+            self.start(transport)
 
 
 def _do_nothing() -> None:

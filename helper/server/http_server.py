@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import resource
@@ -10,16 +9,15 @@ import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
-from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.server import ServerState
 
-from helper.clock import Clock, SystemClock
 from helper.errors import HelperError
-from helper.server.connection import ClientPolicy, ConnectionLimits, bounded
+from helper.server.connection import BoundedProtocol
+from helper.server.connection_limits import ClientConnections, ClientPolicy, ConnectionLimits, NoClientPolicy
+from helper.server.uvicorn_adapter import Server, ServerTimes
 
 STOP_GRACE = 5
 """Seconds that running requests may take to complete when the service stops."""
@@ -36,83 +34,6 @@ SPARE_FILES = 256
 MIN_CONNECTIONS = 64
 
 
-class DateHeaderState(ServerState):
-    """Server state that computes the `Date` header on demand, once a second."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._second = -1
-        super().__init__()
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every response."""
-        second = int(self._clock.now())
-        if second != self._second:
-            self._second = second
-            self._headers = [(b"date", formatdate(second, usegmt=True).encode())]
-        return self._headers
-
-    @default_headers.setter
-    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self._headers = headers
-
-
-class Server(uvicorn.Server):
-    """uvicorn server without signal handling and without polling.
-
-    uvicorn's own server checks ten times a second whether to stop and updates the date. With one server for each
-    listener, that was a third of the CPU time of an idle service.
-    """
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        self._stop = asyncio.Event()
-        super().__init__(config)
-        self.server_state = DateHeaderState(SystemClock())
-
-    @property
-    def should_exit(self) -> bool:
-        """Whether the server should stop; set it to stop the server."""
-        return self._stop.is_set()
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        if value:
-            self._stop.set()
-        else:
-            self._stop.clear()
-
-    async def main_loop(self) -> None:
-        """Wait until `should_exit` is set."""
-        await self._stop.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop as uvicorn does, but end late requests and connections before its timeout, which logs an error."""
-        loop = asyncio.get_running_loop()
-        timers = [
-            loop.call_later(STOP_GRACE, self._cancel_requests),
-            loop.call_later(STOP_GRACE + STOP_FLUSH, self._abort_connections),
-        ]
-        try:
-            await super().shutdown(sockets)
-        finally:
-            for timer in timers:
-                timer.cancel()
-
-    def _cancel_requests(self) -> None:
-        for task in self.server_state.tasks:
-            task.cancel()
-
-    def _abort_connections(self) -> None:
-        for connection in self.server_state.connections:
-            connection.transport.abort()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing: the service handles signals."""
-        yield
-
-
 def create_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door: ClientPolicy | None = None) -> Server:
     """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
 
@@ -121,22 +42,11 @@ def create_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door:
         limits: limits of connections; default `connection_limits()`.
         door: identifies clients; without it no client has limits of its own.
     """
-    return Server(
-        uvicorn.Config(
-            app,
-            loop="none",
-            http=bounded(limits or connection_limits(), door),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=STOP_GRACE + 2 * STOP_FLUSH,  # `Server.shutdown` ends requests earlier
-            backlog=BACKLOG,
-        )
+    protocol = partial(
+        BoundedProtocol, limits or connection_limits(), door or NoClientPolicy(), ClientConnections[BoundedProtocol]()
     )
+    times = ServerTimes(keep_alive=KEEP_ALIVE, stop_grace=STOP_GRACE, stop_flush=STOP_FLUSH)
+    return Server(app, protocol, times=times, backlog=BACKLOG)
 
 
 def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.core.addresses import is_loopback
 from helper.observability.metrics import Metrics
-from helper.server.connection import ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.middleware import error_response, internal_application
 from helper.server.routes.health import Checks, health_routes
 

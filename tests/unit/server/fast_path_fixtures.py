@@ -15,8 +15,9 @@ from structlog.testing import capture_logs
 
 from helper.server.application import create_app, wallet_app_routes, wrapped
 from helper.server.body_reader import BodyReader
-from helper.server.http_server import Server, bind_tcp, create_server
+from helper.server.http_server import bind_tcp, create_server
 from helper.server.rate_limits import RefusalLimiter
+from helper.server.uvicorn_adapter import Server
 from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
 
 PATIENCE = 20.0

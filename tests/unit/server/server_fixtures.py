@@ -13,8 +13,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from helper.server.application import wrapped
-from helper.server.connection import ClientPolicy, ConnectionLimits
-from helper.server.http_server import Server, bind_tcp, create_server
+from helper.server.connection_limits import ClientPolicy, ConnectionLimits
+from helper.server.http_server import bind_tcp, create_server
+from helper.server.uvicorn_adapter import Server
 
 PATIENCE = 20.0
 ASK = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -16,7 +16,8 @@ import uvloop
 from structlog.testing import capture_logs
 
 from helper.server.application import wrapped
-from helper.server.connection import MAX_PIPELINED, BoundedProtocol, ConnectionLimits
+from helper.server.connection import MAX_PIPELINED, BoundedProtocol
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import create_server
 from tests.unit.server.server_fixtures import ASK, Client, Endless, error_of, serving
 
@@ -193,7 +194,7 @@ def pipeline_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def record(self: BoundedProtocol) -> None:
         on_headers_complete(self)
-        lengths.append(len(self.pipeline))
+        lengths.append(len(self.pipelined))
 
     monkeypatch.setattr(BoundedProtocol, "on_headers_complete", record)
     return lengths

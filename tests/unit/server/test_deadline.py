@@ -1,4 +1,4 @@
-"""Deadlines that are moved and cleared, on an event loop with a fake clock."""
+"""Deadlines that are moved and cleared, on an event loop with a fake clock, and stalled writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from helper.server.deadline import Deadline
+from helper.server.deadline import Deadline, StallTimer
 
 
 class Timer:
@@ -125,3 +125,32 @@ def test_deadline_closed_leaves_no_timer(scene: Scene) -> None:
     scene.deadline.close()
     assert not scene.deadline
     assert scene.loop.waiting == []
+
+
+class Writing:
+    """A transport with a write buffer."""
+
+    def __init__(self) -> None:
+        self.buffered = 100
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize(("read", "aborted"), [(0, True), (1, False)])
+def test_stall_timer_aborts_only_if_the_client_has_read_nothing(read: int, aborted: bool) -> None:
+    loop, transport = asyncio.new_event_loop(), Writing()
+    timer = StallTimer(loop, 0.01)
+    timer.start(cast("asyncio.WriteTransport", transport))
+    transport.buffered -= read
+    loop.run_until_complete(asyncio.sleep(0.015))
+    assert transport.aborted is aborted
+    timer.stop()
+    transport.aborted = False
+    loop.run_until_complete(asyncio.sleep(0.03))
+    assert not transport.aborted
+    loop.close()

@@ -11,7 +11,7 @@ import pytest
 
 from helper.observability.status_feed import Feed
 from helper.server.application import wrapped
-from helper.server.connection import ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes.events import PATH, events_route
 from tests.support.clock import FakeClock

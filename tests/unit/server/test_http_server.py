@@ -20,16 +20,15 @@ from structlog.testing import capture_logs
 
 from helper.clock import SystemClock
 from helper.errors import HelperError
-from helper.server.connection import BoundedProtocol, ConnectionLimits
+from helper.server.connection import BoundedProtocol
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import (
     MIN_CONNECTIONS,
     SPARE_FILES,
-    DateHeaderState,
     connection_limit,
     connection_limits,
     unix_listener,
 )
-from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import ASK, PATIENCE, Client, error_of, serving
 
 pytestmark = pytest.mark.anyio
@@ -46,17 +45,6 @@ async def test_server_response_has_date() -> None:
         (date,) = [line[6:].decode() for line in head.split(b"\r\n") if line.startswith(b"date: ")]
         assert abs(parsedate_to_datetime(date).timestamp() - SystemClock().now()) < PATIENCE
         client.writer.close()
-
-
-def test_server_date_is_current_second() -> None:
-    clock = FakeClock(1795268520.0)
-    state = DateHeaderState(clock)
-    first = state.default_headers
-    assert first == [(b"date", b"Sat, 21 Nov 2026 13:42:00 GMT")]
-    clock.advance(0.9)
-    assert state.default_headers is first
-    clock.advance(0.1)
-    assert state.default_headers == [(b"date", b"Sat, 21 Nov 2026 13:42:01 GMT")]
 
 
 async def test_connection_without_data_is_closed() -> None:

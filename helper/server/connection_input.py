@@ -1,0 +1,66 @@
+"""Input of a connection: reads of bounded size, and pieces that end at most one request head each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar, Final
+
+READ_BYTES: Final = 16 << 10
+"""Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
+_HEAD_END: Final = b"\n\r\n"
+"""The end of every request head that llhttp accepts."""
+
+
+class SmallReads(asyncio.BufferedProtocol):
+    """Forwards a transport's events to a connection, with reads of at most `READ_BYTES`.
+
+    By default a read returns up to 256 KiB, and each connection may hold one. Unread data stays in the kernel's
+    buffers, which are bounded. All connections share one buffer: a read is delivered before the next one begins.
+    """
+
+    _buffer: ClassVar = memoryview(bytearray(READ_BYTES))
+
+    def __init__(self, connection: asyncio.Protocol) -> None:
+        self._connection = connection
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the protocol's)
+        """Memory for the next read."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Deliver a copy of the bytes read."""
+        self._connection.data_received(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        """Forward to the connection."""
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """Forward to the connection."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Forward to the connection."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forward to the connection."""
+        self._connection.connection_lost(exc)
+
+
+def ends_at_most_one_head(data: bytes) -> bool:
+    """Whether received bytes end at most one request head, so that they are one piece."""
+    # In a posted share the last line feed ends the head; this is much faster than a search through the body.
+    last = data.rfind(b"\n")
+    return last < 0 or (not data.startswith((b"\n", b"\r\n")) and data.find(_HEAD_END) + 2 == last)
+
+
+def piece_end(data: bytes, at: int) -> int:
+    """End of the piece that begins at `at` and ends at most one request head: after the next end of a head.
+
+    A line end at the start is a piece by itself, because the head that it ends may have begun in an earlier read.
+    """
+    if data.startswith((b"\n", b"\r\n"), at):
+        return data.index(b"\n", at) + 1
+    found = data.find(_HEAD_END, at)
+    return found + len(_HEAD_END) if found >= 0 else len(data)

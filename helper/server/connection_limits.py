@@ -1,0 +1,89 @@
+"""Limits of a listener's connections, and which client has how many."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of connections.
+
+    Attributes:
+        head_seconds: from the connection, or a request's first byte, to the end of its headers.
+        request_seconds: from the same moment to the end of the body, so that a client that is slow with both is cut
+            off within 10 s.
+        half_closed_seconds: for the response to a client that has closed its sending side. A client that is gone looks
+            the same, so this also limits how long requests of such clients run.
+        stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
+        head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
+        headers: number of headers and trailers of one request.
+        connections: concurrent connections. For one more, the server closes an idle connection of the client with the
+            most connections, or refuses the new one.
+        connections_each: concurrent connections of one client.
+    """
+
+    head_seconds: float = 8.5
+    request_seconds: float = 9.0
+    half_closed_seconds: float = 10.0
+    stalled_seconds: float = 10.0
+    head_bytes: int = 64 << 10
+    headers: int = 100
+    connections: int = 4096
+    connections_each: int = 1024
+
+
+class ClientPolicy(Protocol):
+    """Identifies clients and charges them for refused connections."""
+
+    def who(self, peer_credentials: str | None) -> bytes | None:
+        """The client of a peer address; None for a peer without limits: a trusted proxy, or a unix socket."""
+        ...
+
+    def pay(self, client: bytes) -> None:
+        """Charge a client whose connection was refused before there was a request."""
+        ...
+
+    def refused(self, status: int) -> None:
+        """Count a connection that was refused with this status."""
+        ...
+
+
+class NoClientPolicy:
+    """Policy without client limits."""
+
+    def who(self, peer_credentials: str | None) -> bytes | None:  # noqa: ARG002 (the protocol's)
+        """Return None: no peer has limits."""
+        return None
+
+    def pay(self, client: bytes) -> None:
+        """Do nothing."""
+
+    def refused(self, status: int) -> None:
+        """Do nothing."""
+
+
+class ClientConnections(Generic[T]):
+    """Open connections of one listener, by client."""
+
+    def __init__(self) -> None:
+        self._connections: defaultdict[bytes, set[T]] = defaultdict(set)
+
+    def add(self, client: bytes, connection: T) -> int:
+        """Add a connection; return how many its client has now."""
+        self._connections[client].add(connection)
+        return len(self._connections[client])
+
+    def remove(self, client: bytes, connection: T) -> None:
+        """Remove a connection."""
+        self._connections[client].discard(connection)
+        if not self._connections[client]:
+            del self._connections[client]
+
+    def most(self) -> set[T]:
+        """The connections of the client with the most."""
+        return max(self._connections.values(), key=len, default=set())

@@ -1,0 +1,370 @@
+"""Adapter of uvicorn: the only module that uses uvicorn's undocumented classes and attributes.
+
+`HttpConnection` and `Server` extend uvicorn's classes and correct what the service cannot accept. Other modules use
+only what these two define themselves. tests/unit/server/test_uvicorn_adapter.py lists what the adapter relies on in
+uvicorn; run it with each new version before raising the upper bound in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from helper.clock import Clock, SystemClock
+
+
+class _PipelineFlow(FlowControl):
+    """uvicorn's flow control, without resuming reads while requests wait in the pipeline."""
+
+    def __init__(self, transport: asyncio.Transport, pipeline: deque[Any]) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        """Resume unless requests wait. uvicorn calls this after each response, and when the app reads a body."""
+        if not self._pipeline:
+            super().resume_reading()
+
+
+class ConnectRefusedError(Exception):
+    """The method of a request is CONNECT, which httptools handles as an upgrade."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """HTTP/1.1 connection without limits and without protocol upgrades.
+
+    A subclass overrides the callbacks of asyncio and httptools, each of which it must forward with `super()`, and
+    decides in `data_received` and `on_response_complete` what to parse and to start.
+
+    Attributes:
+        loop: the event loop.
+        transport: the transport; set by `connection_made`.
+        keep_alive_seconds: how long the connection may stay open between two requests.
+        pipelined: parsed requests that wait for the response to an earlier one.
+        is_upgrade: whether the head that has ended requests an upgrade; its body is yet to be read by a second parser.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Replaces uvicorn's parser, which goes on after a request with `Connection: close`.
+        self.parser = httptools.HttpRequestParser(self)
+        self.keep_alive_seconds: float = self.timeout_keep_alive
+        self.pipelined: Sized = self.pipeline
+        self.is_upgrade = False
+        self._running: RequestResponseCycle | None = None  # the latest request that the application was called for
+
+    # ------------------------------------------------------------------ connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the connection."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self.flow = _PipelineFlow(self.transport, self.pipeline)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection and its requests."""
+        self.app_state = {}  # breaks a reference cycle, so that this object is freed without the garbage collector
+        if self._running is not None:
+            # uvicorn does this only for the request parsed last; a write after the end raises an exception.
+            self._running.disconnected = True
+            self._running.message_event.set()
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _do_nothing  # never called, and its reference would keep this object alive
+        self.pipeline.clear()
+        if self.cycle is not None:
+            self.cycle.transport = self.transport
+        super().connection_lost(exc)
+
+    @property
+    def peer_address(self) -> str | None:
+        """Address of the peer; None on a unix socket."""
+        return self.client[0] if self.client else None
+
+    @property
+    def open_connections(self) -> int:
+        """Number of open connections of the server, this one included."""
+        return len(self.connections)
+
+    def add_state(self, values: dict[str, Any]) -> None:
+        """Add values to the state of each request of this connection."""
+        self.app_state = {**self.app_state, **values}  # each request's state is a copy of it
+
+    def resume_reading(self) -> None:
+        """Read from the transport again, unless requests wait in the pipeline."""
+        self.flow.resume_reading()
+
+    # ------------------------------------------------------------------ parsing
+
+    def parse(self, data: bytes) -> None:
+        """Feed bytes to the parser, which calls the `on_…` methods; replaces uvicorn's `data_received`.
+
+        No upgrade is supported, and a server may ignore the header (RFC 9110, section 7.8). httptools cannot ignore
+        it: it ends the request at its head. The body is read by a second parser, and the connection is closed after
+        the response.
+
+        Raises:
+            httptools.HttpParserError: the bytes are not valid, or a callback raised an exception, its `__context__`.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade()
+            self.parser.feed_data(data[upgrade.args[0] :])
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or append it to the pipeline: its head is complete.
+
+        Raises:
+            ConnectRefusedError: the method is CONNECT.
+        """
+        self.is_upgrade = self.parser.should_upgrade()
+        if self.is_upgrade and self.parser.get_method() == b"CONNECT":
+            raise ConnectRefusedError("CONNECT is not supported")
+        super().on_headers_complete()
+        if self.is_upgrade:
+            self.cycle.keep_alive = False
+            self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
+
+    def _ignore_upgrade(self) -> None:
+        """Replace the parser by one that reads the body of the current request, and nothing after it.
+
+        The new parser is fed a head with the framing headers of the request, so llhttp applies the same rules to the
+        body as it does without an upgrade. `Connection: close` makes it reject whatever follows the body.
+        """
+        framing = [header for header in self.headers if header[0] in {b"content-length", b"transfer-encoding"}]
+        lines = [b"POST / HTTP/1.1", b"connection: close", *(b"%b: %b" % header for header in framing), b"", b""]
+        callbacks = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
+        self.parser = httptools.HttpRequestParser(callbacks)
+        self.is_upgrade = False
+        self.parser.feed_data(b"\r\n".join(lines))
+
+    def _closed_after_body(self) -> SimpleNamespace:
+        """The transport for a response with `Connection: close`; it closes once the request body is read too.
+
+        Closing with bytes unread resets the connection, and the client may lose the response.
+        """
+
+        def close() -> None:
+            if not self.cycle.more_body:
+                self.transport.close()
+
+        return SimpleNamespace(write=self.transport.write, is_closing=self.transport.is_closing, close=close)
+
+    # ------------------------------------------------------------------ the request parsed last
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is a request, complete or not, whose response is incomplete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def is_body_incomplete(self) -> bool:
+        """Whether more of the request's body is expected."""
+        return self.cycle.more_body
+
+    @property
+    def is_kept_alive(self) -> bool:
+        """Whether another request may follow the response."""
+        return self.cycle.keep_alive
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the request has `Expect: 100-continue`; the 100 is sent when the application reads the body."""
+        return self.expect_100_continue
+
+    def share_body(self, key: str, limit: int) -> None:
+        """Put the received body, unless it is larger than `limit`, into the request's state.
+
+        Not with `Expect: 100-continue`: uvicorn sends the 100 response when the application reads the body.
+        """
+        if not self.expect_100_continue and len(self.cycle.body) <= limit:
+            self.scope["state"][key] = self.cycle.body
+
+    def close_after_response(self) -> None:
+        """Close the connection after the response."""
+        self.cycle.keep_alive = False
+
+    def drop_request(self) -> bool:
+        """Drop the request, whose body is being parsed; return False if its response has begun."""
+        cycle = self.cycle
+        if cycle.response_started:
+            return False
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+            cycle.on_response = _do_nothing
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        return True
+
+    # ------------------------------------------------------------------ running requests
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the application runs a request whose response is still wanted and incomplete."""
+        running = self._running
+        return running is not None and not running.response_complete and not running.disconnected
+
+    def start_pipelined(self) -> None:
+        """Start the request that has waited longest in the pipeline."""
+        self._start_asgi_task(*self.pipeline.pop())
+
+    def on_response_complete(self) -> None:
+        """Count the response. uvicorn's method also sets a timer each time, and reads on while requests wait."""
+        self.server_state.total_requests += 1
+
+    async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to a request that the server has cancelled before its response began."""
+        raise NotImplementedError
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, partial(self._run, cycle, app))
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; respond when the server cancels it (uvicorn would respond 500 and log an error)."""
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            if cycle.response_started or self.transport.get_write_buffer_size():
+                cycle.disconnected = True  # otherwise uvicorn logs an incomplete response
+                self.transport.abort()
+                return
+            await self.respond_cancelled(scope, receive, send)
+
+
+class DateHeaderState(ServerState):
+    """Server state that computes the `Date` header on demand, once a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._second = -1
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of every response."""
+        second = int(self._clock.now())
+        if second != self._second:
+            self._second = second
+            self._headers = [(b"date", formatdate(second, usegmt=True).encode())]
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headers = headers
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """Time limits of a server, in seconds.
+
+    Attributes:
+        keep_alive: an idle connection stays open for this long.
+        stop_grace: running requests may take this long to complete when the server stops.
+        stop_flush: after `stop_grace`, connections may take this long to send their last bytes.
+    """
+
+    keep_alive: int
+    stop_grace: int
+    stop_flush: int
+
+
+class Server(uvicorn.Server):
+    """uvicorn server without signal handling and without polling.
+
+    uvicorn's own server checks ten times a second whether to stop and updates the date. With one server for each
+    listener, that was a third of the CPU time of an idle service.
+
+    Args:
+        app: the ASGI application.
+        protocol: creates a connection.
+        times: time limits.
+        backlog: maximum number of connections waiting to be accepted.
+    """
+
+    def __init__(
+        self, app: ASGIApp, protocol: Callable[..., HttpConnection], *, times: ServerTimes, backlog: int
+    ) -> None:
+        self._times = times
+        self._stop = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http=cast("type[asyncio.Protocol]", protocol),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=times.keep_alive,
+                timeout_graceful_shutdown=times.stop_grace + 2 * times.stop_flush,  # `shutdown` ends requests earlier
+                backlog=backlog,
+            )
+        )
+        self.server_state = DateHeaderState(SystemClock())
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server should stop; set it to stop the server."""
+        return self._stop.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._stop.set()
+        else:
+            self._stop.clear()
+
+    async def main_loop(self) -> None:
+        """Wait until `should_exit` is set."""
+        await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop as uvicorn does, but end late requests and connections before its timeout, which logs an error."""
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(self._times.stop_grace, self._cancel_requests),
+            loop.call_later(self._times.stop_grace + self._times.stop_flush, self._abort_connections),
+        ]
+        try:
+            await super().shutdown(sockets)
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    def _cancel_requests(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
+
+    def _abort_connections(self) -> None:
+        for connection in self.server_state.connections:
+            connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: the service handles signals."""
+        yield
+
+
+def _do_nothing() -> None:
+    pass
