@@ -121,7 +121,6 @@ class Service:
 
     def _create_components(self) -> None:
         """Create the components that depend on others."""
-        common: dict[str, Any] = {"store": self.store, "clock": self.clock, "stats": self.stats}
         self.follower = ChainFollower(
             endpoints=self.endpoints,
             rounds=self.rounds,
@@ -159,23 +158,38 @@ class Service:
             stats=self.stats,
             maximum=self.config.helper.max_attempts,
         )
-        reveal_dependencies: dict[str, Any] = {
-            **common,
-            "trees": self.trees,
-            "endpoints": self.endpoints,
-            "circuits": self.circuits,
-            "attempts": attempts,
-        }
-        self.broadcaster = Broadcaster(**reveal_dependencies, verifier=self.prover, lease=self.lease)
+        self.broadcaster = Broadcaster(
+            store=self.store,
+            trees=self.trees,
+            endpoints=self.endpoints,
+            circuits=self.circuits,
+            attempts=attempts,
+            verifier=self.prover,
+            lease=self.lease,
+            clock=self.clock,
+            stats=self.stats,
+        )
+        revealer = Revealer(
+            store=self.store,
+            trees=self.trees,
+            endpoints=self.endpoints,
+            circuits=self.circuits,
+            attempts=attempts,
+            prover=self.prover,
+            clock=self.clock,
+            stats=self.stats,
+        )
         retention = Retention(
-            **common,
+            store=self.store,
+            clock=self.clock,
+            stats=self.stats,
             rounds=self.rounds,
             purge_after=self.config.helper.purge_after_hours * HOUR,
             lease=self.lease,
         )
         self.processor = Dispatcher(
             store=self.store,
-            revealer=Revealer(**reveal_dependencies, prover=self.prover),
+            revealer=revealer,
             broadcaster=self.broadcaster if self.role.sends else None,
             retention=retention if self.among is None else None,
             gate=self.vitals.gate,
