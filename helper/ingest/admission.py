@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
-from helper.chain.block_cadence import ArrivalKey, FirstArrivals, ShareArrival
+from helper.chain.block_cadence import ArrivalKey, FirstArrivals
+from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
+from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share
@@ -47,50 +49,6 @@ MAX_HELD: Final = 1_500
 
 _MAY_GROW: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """Statuses of rounds whose tree may get new leaves."""
-
-
-class Rounds(Protocol):
-    """The part of the round registry that admission reads."""
-
-    def get(self, round_id: bytes) -> Round | None:
-        """The latest confirmed state of a round."""
-        ...
-
-    def unconfirmed_end(self, round_id: bytes) -> int | None:
-        """A different `vote_end_time` of the round that was reported but not confirmed, else None."""
-        ...
-
-    def has_unconfirmed_status(self, round_id: bytes) -> bool:
-        """Whether the round's status, or a change of it, was reported but not confirmed."""
-        ...
-
-    def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
-        """Whether different proposals of the round were reported but not confirmed."""
-        ...
-
-
-class Trees(Protocol):
-    """The part of the commitment-tree sync that admission reads; no method sends a request to a node."""
-
-    def leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """The leaf (32 bytes); None beyond the synced tree or for an unknown round."""
-        ...
-
-    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
-        """The leaf from the database while its tree is not confirmed, else None."""
-        ...
-
-    def arrival(self) -> ShareArrival:
-        """The current time as the arrival of a share whose round or leaf is missing."""
-        ...
-
-    def lacks(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        """Whether a missing round or leaf was certainly not on the chain at the arrival."""
-        ...
-
-    async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait for the next scheduled sync of rounds and trees; return False on a timeout."""
-        ...
 
 
 class SharedPlaces:
@@ -152,8 +110,8 @@ class AdmissionController:
         self,
         *,
         store: Store,
-        rounds: Rounds,
-        trees: Trees,
+        rounds: RoundRegistry,
+        trees: CommitmentTreeSync,
         checker: ShareValidator,
         clock: Clock,
         wake: Callable[[float], None],

@@ -18,12 +18,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from helper.chain.models import Round
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.observability.log_config import dropped_fields
 from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, REFUSALS
 from helper.observability.queue_observer import Figures
-from helper.observability.queue_overview import KnownRound
 from helper.observability.stats import Stats, Timings
 
 FRESH: Final = 0.5
@@ -176,7 +176,7 @@ def _queue(figures: Figures) -> Iterator[Metric]:
         yield _gauge("helper_backlog_slack_seconds", about, slack)
 
 
-def _slack(figures: Figures, active: Iterable[KnownRound]) -> float | None:
+def _slack(figures: Figures, active: Iterable[Round]) -> float | None:
     """The minimum over rounds of time left minus time needed. Rounds that end earlier are proven first."""
     proof = (figures.facts.get("proof") or {}).get("p50_ms")
     provers = figures.facts.get("provers") or {}

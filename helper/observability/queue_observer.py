@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
+from helper.chain.models import Round
+from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.errors import HelperError
-from helper.observability.queue_overview import Counts, KnownRound, overview
+from helper.observability.queue_overview import Counts, overview
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.observability")
@@ -21,14 +23,6 @@ PATIENCE: Final = 2.0
 """Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
 
 Facts = Callable[[], Mapping[str, Any]]
-
-
-class ObservedRounds(Protocol):
-    """The part of `RoundRegistry` that the observer reads."""
-
-    def all(self) -> Sequence[KnownRound]:
-        """All known rounds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class Figures:
 
     now: float
     facts: Mapping[str, Any] = field(default_factory=dict)
-    rounds: Sequence[KnownRound] = ()
+    rounds: Sequence[Round] = ()
     counts: Counts | None = None
     oldest_due_ms: int | None = None
     damaged: int = 0
@@ -68,7 +62,7 @@ class QueueObserver:
     def __init__(
         self,
         store: Store,
-        rounds: ObservedRounds,
+        rounds: RoundRegistry,
         facts: Facts,
         *,
         refusals: Mapping[int, int],

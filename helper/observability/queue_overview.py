@@ -6,38 +6,20 @@ It contains no data of a single share: no reference, no due time, no witness.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from helper.chain.models import Round
 from helper.core.share import ShareState
 from helper.store.rows import DueAhead, FailureGroup
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 
 
-class KnownRound(Protocol):
-    """A round as reported by the chain."""
-
-    @property
-    def round_id(self) -> bytes:
-        """32 bytes."""
-        ...
-
-    @property
-    def vote_end_time(self) -> int:
-        """End of the round, Unix seconds."""
-        ...
-
-    @property
-    def status(self) -> int:
-        """1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
-        ...
-
-
 def overview(
     *,
     now: float,
     facts: Mapping[str, Any],
-    rounds: Sequence[KnownRound],
+    rounds: Sequence[Round],
     counts: Counts,
     ahead: Mapping[bytes, DueAhead],
     failures: Sequence[FailureGroup],
@@ -87,7 +69,7 @@ def overview(
 
 
 def _round(
-    known: KnownRound,
+    known: Round,
     counts: Mapping[ShareState, int],
     ahead: DueAhead | None,
     per_proof: float | None,

@@ -82,8 +82,8 @@ async def taking(path: Path, votes: Sequence[Ballot], bodies: Sequence[bytes]) -
     await store.open()
     intake = AdmissionController(
         store=store,
-        rounds=chain,
-        trees=chain,
+        rounds=chain.registry,
+        trees=chain.trees,
         checker=ShareValidator(proofs),
         clock=chain.clock,
         wake=lambda _due: None,

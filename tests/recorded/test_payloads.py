@@ -43,15 +43,17 @@ class Recorded:
         self.chain = FakeChain(clock, rounds={known.round_id: known}, leaves=leaves)
         intake = AdmissionController(
             store=self.store,
-            rounds=self.chain,
-            trees=self.chain,
+            rounds=self.chain.registry,
+            trees=self.chain.trees,
             checker=ShareValidator(proofs),
             clock=clock,
             wake=lambda _due: None,
             paused=lambda: None,
             round_paused=lambda _: None,
         )
-        view = WalletView(intake=intake, store=self.store, rounds=self.chain, trees=self.chain, ready=lambda: True)
+        view = WalletView(
+            intake=intake, store=self.store, rounds=self.chain.registry, trees=self.chain.trees, ready=lambda: True
+        )
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper")
 
     async def post(self, payload: dict[str, Any]) -> httpx.Response:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from helper.chain.models import Round
+from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseReason
-from helper.core.share import ShareState
 from helper.errors import ShareRefused
 from helper.ingest import payload
+from helper.ingest.admission import AdmissionController
 from helper.ingest.payload import SMALL_BODY
 from helper.ingest.schema import WireError
 from helper.server.body_reader import BodyReader
@@ -24,6 +25,7 @@ from helper.server.middleware import JsonResponse, check_token, error_response
 from helper.server.openapi import ApiRoute, Handler, Operation
 from helper.server.rate_limits import RefusalLimiter
 from helper.store.rows import Enqueued
+from helper.store.store import Store
 
 PREFIX: Final = "/shielded-vote/v1"
 TAKE_PATH: Final = f"{PREFIX}/shares"
@@ -41,55 +43,6 @@ _BY_STATUS: Final = {
 }
 
 
-class Taker(Protocol):
-    """Accepts shares; implemented by `helper.ingest.admission.AdmissionController`."""
-
-    async def take(self, body: bytes, client: bytes | None = None) -> Enqueued:
-        """Parse, validate and enqueue a share posted by a client, or raise WireError or ShareRefused."""
-        ...
-
-
-class Queue(Protocol):
-    """The part of the store that the wallets' routes use."""
-
-    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        """Whether the chain has counted this nullifier."""
-        ...
-
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
-        """Number of shares by round and state."""
-        ...
-
-
-class ActiveRounds(Protocol):
-    """The part of the round registry that the status needs."""
-
-    def active(self) -> Sequence[Round]:
-        """The rounds that are ACTIVE."""
-        ...
-
-
-class Anchor(Protocol):
-    """A tree root that proofs can use."""
-
-    @property
-    def height(self) -> int:
-        """Height at which the chain stored it."""
-        ...
-
-
-class Anchors(Protocol):
-    """The part of the commitment-tree sync that the status needs."""
-
-    def size(self, round_id: bytes) -> int:
-        """Number of known leaves of a round's tree."""
-        ...
-
-    def anchor(self, round_id: bytes) -> Anchor | None:
-        """The newest known root of a round's tree, None before the first."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class WalletView:
     """The services that the wallets' routes use.
@@ -104,10 +57,10 @@ class WalletView:
         count: counts the outcome of a POST: `post_` and one of `helper.observability.metric_definitions.OUTCOMES`.
     """
 
-    intake: Taker
-    store: Queue
-    rounds: ActiveRounds
-    trees: Anchors
+    intake: AdmissionController
+    store: Store
+    rounds: RoundRegistry
+    trees: CommitmentTreeSync
     ready: Callable[[], bool]
     paused: Callable[[], PauseReason | None] = lambda: None
     count: Callable[[str], None] = lambda _: None

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import proofs
 from helper.chain.block_cadence import ShareArrival
+from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
+from helper.chain.round_registry import RoundRegistry
 from helper.clock import SlicedWait
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
@@ -87,6 +89,16 @@ class FakeChain:
     other_ends: dict[bytes, int] = field(default_factory=dict)
     status_reports: set[bytes] = field(default_factory=set)
     proposal_reports: set[bytes] = field(default_factory=set)
+
+    @property
+    def registry(self) -> RoundRegistry:
+        """This chain in place of the round registry."""
+        return cast(RoundRegistry, self)
+
+    @property
+    def trees(self) -> CommitmentTreeSync:
+        """This chain in place of the commitment-tree sync."""
+        return cast(CommitmentTreeSync, self)
 
     def get(self, round_id: bytes) -> Round | None:
         return self.rounds.get(round_id)

@@ -53,8 +53,8 @@ class Harness:
         self.pause: PauseReason | None = None
         self.intake = AdmissionController(
             store=self.store,
-            rounds=self.chain,
-            trees=self.chain,
+            rounds=self.chain.registry,
+            trees=self.chain.trees,
             checker=ShareValidator(self.checks),
             clock=self.clock,
             wake=self.wake,

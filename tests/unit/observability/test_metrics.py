@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -14,6 +14,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from helper.chain.models import Round, RoundStatus
+from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.observability.health_checks import Check
@@ -301,7 +302,9 @@ class FakeRounds:
 async def test_a_store_that_fails_or_hangs_holds_no_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.observability.queue_observer.PATIENCE", 0.01)
     store = FakeStore()
-    reading = QueueObserver(store, FakeRounds(), lambda: FACTS, refusals={400: 1}, clock=FakeClock())
+    reading = QueueObserver(
+        store, cast(RoundRegistry, FakeRounds()), lambda: FACTS, refusals={400: 1}, clock=FakeClock()
+    )
     found = await reading.figures()
     assert (found.counts, found.oldest_due_ms, found.damaged) == ({ROUND: {ShareState.RECEIVED: 1}}, 5000, 1)
     store.error = StoreError("the disk is gone")

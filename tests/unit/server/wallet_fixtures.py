@@ -30,8 +30,8 @@ class Wallets:
         self.pause: PauseReason | None = None
         intake = AdmissionController(
             store=self.store,
-            rounds=self.chain,
-            trees=self.chain,
+            rounds=self.chain.registry,
+            trees=self.chain.trees,
             checker=ShareValidator(self.checks),
             clock=self.clock,
             wake=lambda _due: None,
@@ -41,8 +41,8 @@ class Wallets:
         self.view = WalletView(
             intake=intake,
             store=self.store,
-            rounds=self.chain,
-            trees=self.chain,
+            rounds=self.chain.registry,
+            trees=self.chain.trees,
             ready=lambda: self.ready,
             paused=lambda: self.pause,
         )
