@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import RoundStatus
@@ -16,6 +13,7 @@ from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason, text_of
 from helper.core.roles import ROLES, Role
 from helper.observability.health_checks import Check
+from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import DispatchGate
@@ -243,13 +241,13 @@ class ServiceHealth:
         head = self._endpoints.head
         return None if head is None else max(0, head.height - self._trees.synced_height)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> HealthState:
         """Return health, timings and pauses for operators, without data of single shares."""
         reasons = self._endpoints.reasons()
         return {
             "ready": self.ready,
             "intake_paused": text_of(self.intake_paused()),
-            "checks": [asdict(check) for check in self.checks()],
+            "checks": [CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.checks()],
             "process": process_facts(),
             "circuit": self._circuits.current,
             "chain_id": self._endpoints.chain_id,

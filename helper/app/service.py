@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -34,6 +34,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.lease import Lease
 from helper.lease.factory import create_lease
+from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
 from helper.operations.archive.factory import archive_writer
@@ -311,15 +312,23 @@ class Service:
         """Why this host's processing of admitted shares is paused, or None."""
         return self.processor.paused if self.role.proves else self.vitals.gate().paused if self.role.sends else None
 
-    def _facts(self) -> dict[str, Any]:
-        return {
+    def _facts(self) -> ServiceState:
+        running: RunningState = {
             **self.vitals.facts(),
-            **({} if self.among is None else {"role": self.config.helper.role, **self.among.facts()}),
             "paused": text_of(self._paused()),
             "height": self.listener.height,
             "in_hand": self.processor.proving,
-            **({} if self.archive is None else {"archive": self.archive.facts()}),
         }
+        state = cast(ServiceState, running)
+        if self.among is not None:
+            state["role"] = self.config.helper.role
+            cluster = self.among.facts()
+            state["sends"], state["sender"] = cluster["sends"], cluster["sender"]
+            if "database_skew" in cluster:
+                state["database_skew"] = cluster["database_skew"]
+        if self.archive is not None:
+            state["archive"] = self.archive.facts()
+        return state
 
     async def work(
         self, servers: Sequence[asyncio.Task[None]] = (), beside: Mapping[str, Coroutine[Any, Any, None]] | None = None

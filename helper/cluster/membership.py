@@ -19,6 +19,7 @@ from helper.core.roles import Role
 from helper.errors import StoreError
 from helper.lease import Lease
 from helper.lease.keeper import LeaseKeeper
+from helper.observability.service_state import ClusterState
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.store.store import Store
 
@@ -107,17 +108,16 @@ class ClusterMember:
             return PauseCause.QUEUE_USED_ELSEWHERE.reason(self._lease.holder)
         return None if self._lease.fence else PauseCause.LEASE_HOLDER_UNKNOWN.reason()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ClusterState:
         """State for operators.
 
         `sender` is the host that sends. For a shared queue it comes from the database ("" for none, None while it is
         unknown), otherwise it is the other host that holds the lease.
         """
         if self._store.shared:
-            sender, skew = self._sender, {"database_skew": round(self.skew.seconds, 3)}
-        else:
-            sender, skew = self._lease.holder if self.keeper is not None else None, {}
-        return {"sends": self._lease.held, "sender": sender, **skew}
+            skew = round(self.skew.seconds, 3)
+            return {"sends": self._lease.held, "sender": self._sender, "database_skew": skew}
+        return {"sends": self._lease.held, "sender": self._lease.holder if self.keeper is not None else None}
 
     async def _agree(self) -> None:
         """Exchange the accepted circuit, closed rounds and the sender's name with the other hosts until cancelled."""

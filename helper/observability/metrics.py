@@ -10,7 +10,7 @@ import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -24,6 +24,7 @@ from helper.core.share import ShareState
 from helper.observability.log_config import dropped_fields
 from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, REFUSALS
 from helper.observability.queue_observer import Figures
+from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats, Timings
 
 FRESH: Final = 0.5
@@ -82,7 +83,7 @@ class _Figures(Collector):
         yield from self._counters()
         for histogram in HISTOGRAMS:
             yield _histogram(histogram.name, histogram.about, getattr(self._stats, histogram.source))
-        if self.figures.facts:
+        if self.figures.facts is not None:
             yield from _service(self.figures.facts)
             yield from _lease_and_archive(self.figures.facts)
             yield from _nodes(self.figures.facts)
@@ -96,7 +97,8 @@ class _Figures(Collector):
         by_status = {str(status): refusals.get(status, 0) for status in REFUSALS}
         by_status["other"] = sum(number for status, number in refusals.items() if status not in REFUSALS)
         yield _counter("helper_refusals", "Responses with status 400 or above on the wallet API.", "status", by_status)
-        deaths = (self.figures.facts.get("provers") or {}).get("deaths") or {}
+        facts = self.figures.facts
+        deaths = facts["provers"]["deaths"] if facts is not None else {}
         counts = {reason: deaths.get(reason, 0) for reason in ("died", "timeout")}
         yield _counter("helper_prover_deaths", "Unexpected exits of prover workers by reason.", "reason", counts)
         dropped = {"": sum(dropped_fields().values())}
@@ -105,11 +107,11 @@ class _Figures(Collector):
             "helper_proving_seconds",
             "Time during which at least one proof was running.",
             "",
-            {"": self.figures.facts.get("proving_seconds", 0.0)},
+            {"": facts["proving_seconds"] if facts is not None else 0.0},
         )
 
 
-def _service(facts: Mapping[str, Any]) -> Iterator[Metric]:
+def _service(facts: ServiceState) -> Iterator[Metric]:
     """Readiness, provers, clock and chain height."""
     yield _gauge("helper_ready", "Whether the service is ready.", all(_passed(facts).values()))
     yield _gauges("helper_check", "Whether a readiness check passes.", "check", _passed(facts))
@@ -119,17 +121,17 @@ def _service(facts: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("helper_prover_slots", "Maximum number of concurrent proofs.", provers["workers"])
     yield _gauge("helper_provers_running", "Running prover workers.", len(provers["pids"]))
     yield _gauge("helper_shares_in_hand", "Claimed shares: being proven or waiting for a prover.", facts["in_hand"])
-    for name, about, key in (
-        ("helper_block_height", "Height of the newest processed block.", "height"),
-        ("helper_block_age_seconds", "Local clock minus the newest block's time.", "block_age"),
-        ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", "clock_skew"),
-        ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", "tree_lag"),
+    for name, about, value in (
+        ("helper_block_height", "Height of the newest processed block.", facts["height"]),
+        ("helper_block_age_seconds", "Local clock minus the newest block's time.", facts["block_age"]),
+        ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", facts["clock_skew"]),
+        ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", facts["tree_lag"]),
     ):
-        if facts.get(key) is not None:
-            yield _gauge(name, about, facts[key])
+        if value is not None:
+            yield _gauge(name, about, value)
 
 
-def _lease_and_archive(facts: Mapping[str, Any]) -> Iterator[Metric]:
+def _lease_and_archive(facts: ServiceState) -> Iterator[Metric]:
     """Sender lease in a cluster, and progress of the archive; each only where it is in use."""
     if "sends" in facts:
         yield _gauge("helper_sends", "Whether this host holds the sender lease.", facts["sends"])
@@ -141,11 +143,11 @@ def _lease_and_archive(facts: Mapping[str, Any]) -> Iterator[Metric]:
             yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive["behind"])
 
 
-def _passed(facts: Mapping[str, Any]) -> dict[str, bool]:
+def _passed(facts: ServiceState) -> dict[str, bool]:
     return {check["name"]: check["problem"] is None for check in facts["checks"]}
 
 
-def _nodes(facts: Mapping[str, Any]) -> Iterator[Metric]:
+def _nodes(facts: ServiceState) -> Iterator[Metric]:
     """State of the nodes, labelled with their configured hosts."""
     nodes = {node["name"]: node for node in facts["endpoints"]}
     fresh = {name: node["reason"] is None for name, node in nodes.items()}
@@ -178,16 +180,17 @@ def _queue(figures: Figures) -> Iterator[Metric]:
 
 def _slack(figures: Figures, active: Iterable[Round]) -> float | None:
     """The minimum over rounds of time left minus time needed. Rounds that end earlier are proven first."""
-    proof = (figures.facts.get("proof") or {}).get("p50_ms")
-    provers = figures.facts.get("provers") or {}
-    each = provers.get("self_test_seconds") if proof is None else proof / 1000
+    if figures.facts is None:
+        return None
+    median_ms, provers = figures.facts["proof"]["p50_ms"], figures.facts["provers"]
+    each = provers["self_test_seconds"] if median_ms is None else median_ms / 1000
     slacks, before = [], 0
     for known in sorted(active, key=lambda known: known.vote_end_time):
         states = (figures.counts or {}).get(known.round_id, {})
         left = states.get(ShareState.RECEIVED, 0) + states.get(ShareState.WITNESSED, 0)
         before += left
         if left and each is not None:
-            slacks.append(known.vote_end_time - figures.now - before * each / max(1, provers.get("workers", 1)))
+            slacks.append(known.vote_end_time - figures.now - before * each / max(1, provers["workers"]))
     return min(slacks, default=None)
 
 

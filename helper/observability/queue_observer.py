@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -13,7 +13,8 @@ from helper.chain.models import Round
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.errors import HelperError
-from helper.observability.queue_overview import Counts, overview
+from helper.observability.queue_overview import Counts, Overview, overview
+from helper.observability.service_state import ServiceState
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.observability")
@@ -22,7 +23,7 @@ FAILURES_SHOWN: Final = 20
 PATIENCE: Final = 2.0
 """Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
 
-Facts = Callable[[], Mapping[str, Any]]
+Facts = Callable[[], ServiceState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Figures:
 
     Attributes:
         now: Unix seconds.
-        facts: state of the running service (`Service.facts`); empty without a queue.
+        facts: state of the running service; None without a queue.
         rounds: all known rounds.
         counts: shares by round and state; None if the store could not be read.
         oldest_due_ms: earliest due time of all waiting shares, None if none waits.
@@ -40,7 +41,7 @@ class Figures:
     """
 
     now: float
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: ServiceState | None = None
     rounds: Sequence[Round] = ()
     counts: Counts | None = None
     oldest_due_ms: int | None = None
@@ -74,7 +75,7 @@ class QueueObserver:
         self._refusals = refusals
         self._clock = clock
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self) -> Overview:
         """Return the current state as plain JSON values.
 
         Raises:

@@ -6,29 +6,100 @@ It contains no data of a single share: no reference, no due time, no witness.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from helper.chain.models import Round
 from helper.core.share import ShareState
+from helper.observability.service_state import ServiceState, TimingSummary
 from helper.store.rows import DueAhead, FailureGroup
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 
 
+class Percentiles(TypedDict):
+    """Percentiles in milliseconds; None without samples."""
+
+    p50: float | None
+    p99: float | None
+
+
+class Lateness(TypedDict):
+    """Time since the due time of a share, at the start of its proof and at its broadcast."""
+
+    start: Percentiles
+    broadcast: Percentiles
+
+
+class ProverOverview(TypedDict):
+    """Number of provers, how many of them are busy, and the median time of a proof."""
+
+    slots: int
+    busy: int
+    seconds_per_proof: float | None
+
+
+class NodeOverview(TypedDict):
+    """A node, and why it is not used."""
+
+    name: str
+    fresh: bool
+    reason: str | None
+
+
+class FailureOverview(TypedDict):
+    """Permanent failures with one stage and reason; `at` is the latest."""
+
+    at: float
+    stage: str
+    reason: str
+    count: int
+
+
+class RoundOverview(TypedDict):
+    """The shares of a round: counts by state, and how many are due in each of the next 60 minutes and later."""
+
+    round_id: str
+    vote_end_time: int
+    status: int
+    waiting: int
+    proving: int
+    broadcast: int
+    confirmed: int
+    failed: int
+    due_per_minute: list[int]
+    later: int
+    seconds_needed: float | None
+
+
+class Overview(TypedDict):
+    """The state of the queue: data of an event `state`, and the response to `GET /overview`."""
+
+    at: float
+    height: int | None
+    circuit: str
+    ready: bool
+    paused: str | None
+    rounds: list[RoundOverview]
+    lateness_ms: Lateness
+    provers: ProverOverview
+    endpoints: list[NodeOverview]
+    failures: list[FailureOverview]
+
+
 def overview(
     *,
     now: float,
-    facts: Mapping[str, Any],
+    facts: ServiceState,
     rounds: Sequence[Round],
     counts: Counts,
     ahead: Mapping[bytes, DueAhead],
     failures: Sequence[FailureGroup],
-) -> dict[str, Any]:
+) -> Overview:
     """Build the state as plain JSON values.
 
     Args:
         now: Unix seconds.
-        facts: state of the running service (`Service.facts`).
+        facts: state of the running service.
         rounds: all known rounds.
         counts: shares by round and state.
         ahead: waiting shares by round and minute.
@@ -74,7 +145,7 @@ def _round(
     ahead: DueAhead | None,
     per_proof: float | None,
     slots: int,
-) -> dict[str, Any]:
+) -> RoundOverview:
     waiting, proving = counts.get(ShareState.RECEIVED, 0), counts.get(ShareState.WITNESSED, 0)
     return {
         "round_id": known.round_id.hex(),
@@ -91,5 +162,5 @@ def _round(
     }
 
 
-def _percentiles(timing: Mapping[str, Any]) -> dict[str, Any]:
+def _percentiles(timing: TimingSummary) -> Percentiles:
     return {"p50": timing["p50_ms"], "p99": timing["p99_ms"]}

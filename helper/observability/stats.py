@@ -7,7 +7,9 @@ from collections import Counter, deque
 from itertools import accumulate
 from math import ceil, inf
 from statistics import median
-from typing import Any, Final
+from typing import Final
+
+from helper.observability.service_state import RecentFailure, StatsSummary, TimingSummary
 
 RECENT = 20_000
 """Number of recent samples in memory per timing."""
@@ -48,7 +50,7 @@ class Timings:
         """Return the cumulative count of samples for each bound and infinity."""
         return list(zip((*BOUNDS, inf), accumulate(self._sizes), strict=True))
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> TimingSummary:
         """Return the number of all samples, and p50, p99, minimum and maximum of the recent ones in milliseconds."""
         recent = list(self._samples)
         return {
@@ -104,7 +106,7 @@ class Stats:
         self.queue_age = Timings()
         self.confirmation = Timings()
         self.proving = BusyTime()
-        self.failures: deque[dict[str, str]] = deque(maxlen=20)
+        self.failures: deque[RecentFailure] = deque(maxlen=20)
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""
@@ -115,7 +117,7 @@ class Stats:
         self.count("failures")
         self.failures.append({"stage": stage, "reason": reason})
 
-    def summary(self, now: float) -> dict[str, Any]:
+    def summary(self, now: float) -> StatsSummary:
         """Return all counters and timings as plain JSON values. `now` is in monotonic seconds."""
         return {
             "counts": dict(self.counts),

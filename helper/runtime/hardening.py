@@ -6,12 +6,25 @@ import ctypes
 import os
 import resource
 import sys
-from typing import Any
+from typing import TypedDict
 
 PR_GET_DUMPABLE = 3
 """prctl(2) option: returns 1 if the process is dumpable."""
 PR_SET_DUMPABLE = 4
 """prctl(2) option: 0 makes the process not dumpable and gives its /proc entries to root."""
+
+
+class ProcessLimits(TypedDict):
+    """Limits of a process.
+
+    `core_bytes` is the size limit of core dumps (-1: unlimited), `dumpable` whether the process is dumpable (None if
+    unknown), `open_files` the soft and hard limits of open files (-1: unlimited).
+    """
+
+    pid: int
+    core_bytes: int
+    dumpable: bool | None
+    open_files: list[int]
 
 
 def harden_process() -> list[str]:
@@ -33,12 +46,8 @@ def harden_process() -> list[str]:
     return failures
 
 
-def process_facts() -> dict[str, Any]:
-    """Return limits of this process for operators, as JSON values.
-
-    `core_bytes` is the size limit of core dumps (-1: unlimited), `dumpable` whether the process is dumpable (None if
-    unknown), `open_files` the soft and hard limits of open files (-1: unlimited).
-    """
+def process_facts() -> ProcessLimits:
+    """Return limits of this process for operators, as JSON values."""
     dumpable = None
     if sys.platform == "linux":
         dumpable = ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from helper.core.share import ShareState
+from helper.observability.service_state import ServiceState
 from helper.store.action_rows import PurgedFailures
 from helper.store.rows import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, QueueStory
 
@@ -57,7 +58,7 @@ def stats_json(
     source: Source,
     failed: Sequence[FailureGroup] = (),
     before: Sequence[PurgedFailures] = (),
-    service: Mapping[str, Any] | None = None,
+    service: ServiceState | None = None,
 ) -> dict[str, Any]:
     """`queue stats`.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import anyio.to_thread
 import structlog
@@ -21,6 +21,7 @@ from helper.chain.rest_client import HeightGoneError
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket
+from helper.observability.service_state import ArchiveState
 from helper.operations.archive.object_names import (
     PART,
     Entry,
@@ -123,7 +124,7 @@ class ArchiveWriter:
         """The height up to which all blocks are archived, 0 while unknown."""
         return 0 if self._next is None else max(0, heights_of(self._next).start - 1)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ArchiveState:
         """Progress, lag and current problem, for operators."""
         head = self._blocks.head
         return {

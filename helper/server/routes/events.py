@@ -7,7 +7,7 @@ and a single snapshot at `GET /overview`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from helper.observability.queue_overview import Overview
 from helper.observability.status_feed import Event, Feed
 from helper.server.middleware import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
@@ -51,7 +52,7 @@ def events_route(feed: Feed, token: str) -> Route:
     return ApiRoute(PATH, events, "GET", EVENTS)
 
 
-def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[dict[str, Any]]]) -> list[Route]:
+def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[Overview]]) -> list[Route]:
     """The control socket's routes of the feed.
 
     Args:

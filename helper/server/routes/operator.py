@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NothingThere
 from helper.ingest.payload import error_answer
+from helper.observability.service_state import ServiceState
 from helper.server import action_views, views
 from helper.server.action_views import RoundState
 from helper.server.middleware import JsonResponse, internal_application
@@ -27,7 +28,7 @@ from helper.store.rows import QueueFilter
 if TYPE_CHECKING:
     from helper.chain.round_registry import RoundRegistry
 
-Facts = Callable[[], Mapping[str, Any]]
+Facts = Callable[[], ServiceState]
 Rounds = Callable[[], Awaitable[Iterable[RoundState]]]
 T = TypeVar("T")
 

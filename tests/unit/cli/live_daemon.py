@@ -7,18 +7,19 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from helper.server.action_views import RoundState
 from helper.server.http_server import create_server, unix_listener
 from helper.server.routes.operator import create_operator_app, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
+from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, Desk
 
 T = TypeVar("T")
 
-SERVICE = {
+SERVICE: dict[str, Any] = {
     "ready": True,
     "intake_paused": None,
     "paused": None,
@@ -63,7 +64,9 @@ def live_daemon(database: Path) -> Iterator[Live]:
     async def serve(desk: Desk) -> None:
         await desk.open()
         rounds = rounds_route(desk.store, round_states, lambda: NOW)
-        app = create_operator_app(desk.store, lambda: SERVICE, more=[rounds, *operator_action_routes(desk.operations)])
+        app = create_operator_app(
+            desk.store, lambda: partial_state(**SERVICE), more=[rounds, *operator_action_routes(desk.operations)]
+        )
         try:
             with unix_listener(database.parent / "helper.sock") as listener:
                 server = create_server(app)

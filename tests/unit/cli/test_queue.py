@@ -20,6 +20,7 @@ from helper.errors import StoreCorrupt
 from helper.server import views
 from helper.store.rows import Enqueued
 from helper.store.sqlite.store import SqliteStore
+from tests.support.service_state import partial_state
 from tests.unit.cli.test_main import run
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeClock, body, make_round, parse_share, payload
 from tests.unit.server.test_operator_routes import STORY, make_entry
@@ -81,7 +82,10 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 LIST = views.list_json([make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)], source="daemon")
 SHOWN = views.story_json(STORY, source="daemon")
 STATS = views.stats_json(
-    {ROUND_ID: {ShareState.RECEIVED: 3}}, [], source="daemon", service={"paused": None, "provers": {"pids": [7, 8]}}
+    {ROUND_ID: {ShareState.RECEIVED: 3}},
+    [],
+    source="daemon",
+    service=partial_state(paused=None, provers={"pids": [7, 8]}),
 )
 
 

@@ -28,6 +28,7 @@ from helper.server.routes.metrics import LIMITS, create_metrics_app
 from helper.store.rows import DamagedShare, DueAhead, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
+from tests.support.service_state import partial_state
 
 pytestmark = pytest.mark.anyio
 
@@ -303,12 +304,16 @@ async def test_a_store_that_fails_or_hangs_holds_no_scrape_up(monkeypatch: pytes
     monkeypatch.setattr("helper.observability.queue_observer.PATIENCE", 0.01)
     store = FakeStore()
     reading = QueueObserver(
-        store, cast(RoundRegistry, FakeRounds()), lambda: FACTS, refusals={400: 1}, clock=FakeClock()
+        store,
+        cast(RoundRegistry, FakeRounds()),
+        lambda: partial_state(**FACTS),
+        refusals={400: 1},
+        clock=FakeClock(),
     )
     found = await reading.figures()
     assert (found.counts, found.oldest_due_ms, found.damaged) == ({ROUND: {ShareState.RECEIVED: 1}}, 5000, 1)
     store.error = StoreError("the disk is gone")
     found = await reading.figures()
-    assert (found.counts, found.facts["ready"], found.refusals) == (None, True, {400: 1})
+    assert (found.counts, found.facts and found.facts["ready"], found.refusals) == (None, True, {400: 1})
     store.hangs = True
     assert (await reading.figures()).counts is None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
 from helper.chain.models import Round, RoundStatus
 from helper.core.share import ShareState
 from helper.observability.queue_overview import overview
 from helper.store.rows import DueAhead, FailureGroup
+from tests.support.service_state import partial_state
 
 ROUND, LATER = b"\x01" * 32, b"\x02" * 32
 TIMING = {"p50_ms": 4.0, "p99_ms": 20.0, "count": 3}
-FACTS = {
+FACTS: Any = {
     "height": 7,
     "circuit": "k10",
     "ready": True,
@@ -29,7 +32,7 @@ FACTS = {
 def test_sums_and_nothing_of_one_share() -> None:
     found = overview(
         now=1000.0,
-        facts=FACTS,
+        facts=partial_state(**FACTS),
         rounds=[Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER, RoundStatus.PENDING, 3000, (), 2)],
         counts={ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}},
         ahead={ROUND: DueAhead((3, 4, *[0] * 58), 3)},
@@ -58,13 +61,15 @@ def test_sums_and_nothing_of_one_share() -> None:
 
 
 def test_no_more_provers_are_busy_than_there_are() -> None:
-    found = overview(now=1.0, facts={**FACTS, "in_hand": 4}, rounds=[], counts={}, ahead={}, failures=[])
+    found = overview(
+        now=1.0, facts=partial_state(**{**FACTS, "in_hand": 4}), rounds=[], counts={}, ahead={}, failures=[]
+    )
     assert found["provers"]["busy"] == 2, "two of the four wait their turn"
 
 
 def test_before_the_first_proof_nothing_is_said_of_the_time_needed() -> None:
     facts = {**FACTS, "proof": {"p50_ms": None}}
     known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
-    found = overview(now=1.0, facts=facts, rounds=known, counts={}, ahead={}, failures=[])
+    found = overview(now=1.0, facts=partial_state(**facts), rounds=known, counts={}, ahead={}, failures=[])
     assert found["rounds"][0]["seconds_needed"] is None
     assert found["rounds"][0]["due_per_minute"] == [0] * 60

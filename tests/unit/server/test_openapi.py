@@ -30,6 +30,7 @@ from helper.server.docs_html import page
 from helper.server.openapi import ApiRoute, Operation, document
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
+from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, body, payload
 from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
 
@@ -164,7 +165,7 @@ def whole(folder: Path, **changes: Any) -> Listeners:
     store = SqliteStore(config.db_path)
     rounds = cast(RoundRegistry, SimpleNamespace(all=list))
     checks: list[Check] = [Check("store")]
-    doors.join_queue(Wallets().view, store, rounds, facts=dict, checks=lambda: checks, stats=Stats())
+    doors.join_queue(Wallets().view, store, rounds, facts=partial_state, checks=lambda: checks, stats=Stats())
     return doors
 
 

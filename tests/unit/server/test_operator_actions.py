@@ -26,6 +26,7 @@ from helper.server.peer_credentials import user_name
 from helper.server.routes.operator import create_operator_app, rounds_route
 from helper.server.routes.operator_actions import MARK, MAX_BODY, operator_action_routes
 from helper.store.sqlite.store import SqliteStore
+from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, Desk
 from tests.unit.operations.test_actions import failed
@@ -56,7 +57,7 @@ async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]
         ]
 
     rounds = rounds_route(desk.store, states, lambda: NOW + 0.5)
-    app = create_operator_app(desk.store, dict, more=[rounds, *operator_action_routes(desk.operations)])
+    app = create_operator_app(desk.store, partial_state, more=[rounds, *operator_action_routes(desk.operations)])
     path = tmp_path / "helper.sock"
     with unix_listener(path) as listener:
         server = create_server(app)

@@ -14,6 +14,7 @@ from helper.server.routes.operator import create_operator_app
 from helper.store.action_rows import PurgedFailures
 from helper.store.queue_reader import QueueReader
 from helper.store.rows import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import is_error
 
@@ -93,7 +94,7 @@ class Operators:
 
     def __init__(self) -> None:
         self.queue = FakeQueue()
-        self.app = create_operator_app(self.queue, lambda: {"paused": None, "endpoints": []})
+        self.app = create_operator_app(self.queue, lambda: partial_state(paused=None, endpoints=[]))
 
     async def get(self, path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app)

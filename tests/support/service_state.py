@@ -1,0 +1,12 @@
+"""A part of the running service's state."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from helper.observability.service_state import ServiceState
+
+
+def partial_state(**values: Any) -> ServiceState:
+    """A state with only the keys that a test needs."""
+    return cast(ServiceState, values)
