@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from helper.doctor.backlog import Waiting
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor.service_report import ServiceReport, parse_service
 from helper.server.control_client import PATIENCE, DaemonNotRunningError, DaemonUnresponsiveError, ask_control
 
 ADVICE: Final = {
@@ -36,33 +37,44 @@ class Daemon:
         running: whether a helper answers, or at least listens.
         problem: why it could not be queried, None if it could.
         forbidden: whether this user lacks permission.
-        stats: response to `/stats`.
-        overview: response to `/overview`.
+        service: its state.
+        failed: number of failed shares; None if unknown.
+        damaged: number of damaged rows.
+        waiting: waiting shares; None if unknown.
     """
 
     running: bool
     problem: str | None = None
     forbidden: bool = False
-    stats: Mapping[str, Any] = field(default_factory=dict)
-    overview: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The `service` section of its stats; empty if it could not be queried."""
-        service: Mapping[str, Any] = self.stats.get("service") or {}
-        return service
+    service: ServiceReport = field(default_factory=ServiceReport)
+    failed: int | None = None
+    damaged: int = 0
+    waiting: tuple[Waiting, ...] | None = None
 
 
 def ask_daemon(socket: Path) -> Daemon:
     """Query the helper's stats and overview. Never raises."""
     try:
-        return Daemon(True, stats=_ask(socket, "/stats"), overview=_ask(socket, "/overview"))
+        return parse_daemon(_ask(socket, "/stats"), _ask(socket, "/overview"))
     except DaemonNotRunningError:
         return Daemon(False)
     except PermissionError:
         return Daemon(True, problem=f"no permission to use {socket}", forbidden=True)
     except (DaemonUnresponsiveError, ValueError) as error:
         return Daemon(True, problem=str(error))
+    except (AttributeError, LookupError, TypeError) as error:
+        return Daemon(True, problem=f"unexpected response: {error!r}")
+
+
+def parse_daemon(stats: Mapping[str, Any], overview: Mapping[str, Any]) -> Daemon:
+    """Parse the responses to `/stats` and `/overview`."""
+    return Daemon(
+        running=True,
+        service=parse_service(stats.get("service") or {}),
+        failed=int(stats["total"].get("failed", 0)),
+        damaged=len(stats["damaged"]),
+        waiting=tuple(waiting_of(overview)),
+    )
 
 
 def _ask(socket: Path, target: str) -> dict[str, Any]:
@@ -92,53 +104,47 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[CheckResult]:
     if daemon.problem is not None:
         advice = "If it persists, check its log and restart it: the shares are on disk."
         return [fail("helper", f"it accepts connections but does not answer: {daemon.problem}", advice)]
-    facts = daemon.facts
-    failed = [check for check in facts.get("checks", ()) if check.get("problem")]
-    results = [
-        fail(f"helper: {check['name']}", str(check["problem"]), ADVICE.get(str(check["name"]), "See its log."))
-        for check in failed
-    ]
+    service = daemon.service
+    problems = {check.name: check.problem for check in service.checks if check.problem}
+    results = [fail(f"helper: {name}", problem, ADVICE.get(name, "See its log.")) for name, problem in problems.items()]
     results += [
         warn(
-            f"helper: {check['name']}",
-            str(check["note"]),
+            f"helper: {check.name}",
+            check.note,
             "Query a node of your own. A changed end takes effect once two nodes report it, or one node for ten blocks"
             " if only one is configured. If the status is unknown, install a newer version.",
         )
-        for check in facts.get("checks", ())
-        if check.get("note")
+        for check in service.checks
+        if check.note
     ]
-    paused = facts.get("paused")
-    if paused and paused not in {check["problem"] for check in failed}:
-        results.append(fail("helper: dispatch", f"dispatch is paused: {paused}", "See the other checks, and the log."))
-    if facts.get("unread_blocks"):
+    if service.paused and service.paused not in problems.values():
+        advice = "See the other checks, and the log."
+        results.append(fail("helper: dispatch", f"dispatch is paused: {service.paused}", advice))
+    if service.unread_blocks:
         results.append(
             warn(
                 "helper: history",
-                f"{facts['unread_blocks']} older blocks not read yet; shares are revealed meanwhile",
+                f"{service.unread_blocks} older blocks not read yet; shares are revealed meanwhile",
                 "Nothing needs to be done. A round is closed once the blocks since its creation are read; a node with"
                 " RPC ([chain] rpc) makes that faster.",
-                unread_blocks=facts["unread_blocks"],
+                unread_blocks=service.unread_blocks,
             )
         )
-    pid = (facts.get("process") or {}).get("pid")
-    reported = {"pid": pid, "ready": facts.get("ready"), "height": facts.get("height")}
     if results:
         return results
-    return [ok("helper", f"running (pid {pid}), ready at height {facts.get('height')}", **reported)]
+    reported = {"pid": service.pid, "ready": service.ready, "height": service.height}
+    return [ok("helper", f"running (pid {service.pid}), ready at height {service.height}", **reported)]
 
 
 def judge_sender(daemon: Daemon) -> list[CheckResult]:
     """Judge which host sends; no result for a single host, or if unknown."""
-    facts = daemon.facts
-    reported = {name: facts.get(name) for name in ("role", "sends", "sender")}
-    if reported["sends"]:
-        return [ok("sender", f"this host sends (role {reported['role']})", **reported)]
-    if reported["sender"]:
-        return [
-            ok("sender", f"host {reported['sender']!r} sends; the role of this host is {reported['role']}", **reported)
-        ]
-    if "database_skew" not in facts or reported["sender"] is None:
+    service = daemon.service
+    reported = {"role": service.role, "sends": service.sends, "sender": service.sender}
+    if service.sends:
+        return [ok("sender", f"this host sends (role {service.role})", **reported)]
+    if service.sender:
+        return [ok("sender", f"host {service.sender!r} sends; the role of this host is {service.role}", **reported)]
+    if not service.shares_database or service.sender is None:
         return []  # lease problems are reported by the helper's own health checks
     return [
         warn(
@@ -153,8 +159,8 @@ def judge_sender(daemon: Daemon) -> list[CheckResult]:
 
 def judge_archive(daemon: Daemon) -> list[CheckResult]:
     """Judge the progress of the archive, if one is configured."""
-    archive = daemon.facts.get("archive")
-    if not archive:
+    archive = daemon.service.archive
+    if archive is None:
         return []
     where = (
         f"complete up to block {archive['through']}, {archive['behind']} behind"
@@ -167,23 +173,15 @@ def judge_archive(daemon: Daemon) -> list[CheckResult]:
     return [ok("archive", where, **archive)]
 
 
-def judge_failures(counts: Mapping[str, Any], damaged: Sequence[object]) -> list[CheckResult]:
-    """Report failed shares and damaged rows.
-
-    Args:
-        counts: number of shares by state.
-        damaged: damaged rows.
-    """
+def judge_failures(failed: int, damaged: int) -> list[CheckResult]:
+    """Report failed shares and damaged rows, by their numbers."""
     results = []
-    number = int(counts.get("failed", 0))
-    if number:
+    if failed:
         advice = "See `svote-helper queue list --state failed`. `queue retry` retries them while a round is open."
-        results.append(warn("failed shares", f"{number} shares failed", advice, failed=number))
+        results.append(warn("failed shares", f"{failed} shares failed", advice, failed=failed))
     if damaged:
         advice = "Copy the database and check the disk for errors; restore a backup if many rows are damaged."
-        results.append(
-            fail("damaged rows", f"{len(damaged)} rows were set aside and are not used", advice, rows=len(damaged))
-        )
+        results.append(fail("damaged rows", f"{damaged} rows were set aside and are not used", advice, rows=damaged))
     return results
 
 

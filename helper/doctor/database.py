@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -121,9 +121,9 @@ def waiting_of(outlook: Sequence[RoundOutlook]) -> list[Waiting]:
     ]
 
 
-def totals_of(outlook: Sequence[RoundOutlook]) -> Mapping[str, int]:
-    """Number of shares by state in all rounds."""
-    return {state.name.lower(): sum(row.counts.get(state, 0) for row in outlook) for state in ShareState}
+def failed_shares(outlook: Sequence[RoundOutlook]) -> int:
+    """Number of failed shares in all rounds."""
+    return sum(row.counts.get(ShareState.FAILED, 0) for row in outlook)
 
 
 def _unreadable(path: Path, error: HelperError | OSError) -> CheckResult:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.runtime.hardening import ProcessLimits
 
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
 MEMORY: Final = Path("/proc/meminfo")
@@ -14,7 +14,7 @@ PROVER_BYTES: Final = 128 << 20
 """Memory of one prover with the keys of both circuits; 65 MB was measured for one circuit."""
 
 
-def judge_cores(facts: Mapping[str, Any], core_pattern: str | None, *, whose: str) -> CheckResult:
+def judge_cores(facts: ProcessLimits, core_pattern: str | None, *, whose: str) -> CheckResult:
     """Check that witnesses cannot get into a core file.
 
     Args:

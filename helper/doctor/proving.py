@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from helper.clock import Clock
 from helper.doctor.result import CheckResult, fail, ok, warn
+from helper.doctor.service_report import ServiceReport
 from helper.errors import ProverError, ProverTimeout
 from helper.reveal.prover.pool import DEFAULT_COMMAND
 from helper.reveal.prover.process import Spawn, WorkerProcess
@@ -75,10 +75,9 @@ def judge_proof(proved: Proved, circuit: str, slots: int) -> CheckResult:
     return ok("prover", f"{text}; {slots} concurrent", **facts)
 
 
-def judge_measured(facts: Mapping[str, Any]) -> CheckResult | None:
+def judge_measured(service: ServiceReport) -> CheckResult | None:
     """Judge the proofs that the helper has made; None if it has made none."""
-    proof, slots = facts.get("proof") or {}, (facts.get("provers") or {}).get("workers", 1)
-    if not proof.get("count") or proof.get("p50_ms") is None:
+    if not service.proofs or service.p50_ms is None:
         return None
-    text = f"{proof['count']} proofs made, median {proof['p50_ms'] / 1000:.2f} s; {slots} concurrent"
-    return ok("proofs", text, count=proof["count"], p50_ms=proof["p50_ms"], p99_ms=proof.get("p99_ms"), slots=slots)
+    text = f"{service.proofs} proofs made, median {service.p50_ms / 1000:.2f} s; {service.workers} concurrent"
+    return ok("proofs", text, count=service.proofs, p50_ms=service.p50_ms, p99_ms=service.p99_ms, slots=service.workers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from helper.doctor import (
     tokens,
 )
 from helper.doctor import daemon as daemons
+from helper.doctor.backlog import Waiting
 from helper.doctor.daemon import Daemon
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.settings import Settings, read_settings
@@ -176,10 +177,10 @@ class _Doctor:
         if not path.exists():
             return [database.judge_absent(path, running=self.daemon.running)]
         self.file_report = await self._threaded(lambda: asyncio.run(database.read_file(path, now=now)))
-        counts, damaged = database.totals_of(self.file_report.outlook), list[object](self.file_report.damaged)
-        if self.daemon.stats:
-            counts, damaged = self.daemon.stats["total"], list(self.daemon.stats["damaged"])
-        return [self.file_report.finding, *daemons.judge_failures(counts, damaged)]
+        failed, damaged = database.failed_shares(self.file_report.outlook), len(self.file_report.damaged)
+        if self.daemon.failed is not None:
+            failed, damaged = self.daemon.failed, self.daemon.damaged
+        return [self.file_report.finding, *daemons.judge_failures(failed, damaged)]
 
     async def _integrity(self) -> list[CheckResult]:
         path = self.config.db_path
@@ -219,7 +220,7 @@ class _Doctor:
         nodes = await chain.query_nodes(self.config.chain_nodes, self.clock)
         limits, now = self.config.chain, self.clock.now()
         expected = chain.Expected(
-            chain_id=limits.chain_id or self.daemon.facts.get("chain_id"),
+            chain_id=limits.chain_id or self.daemon.service.chain_id,
             now=now,
             stale_after=limits.stale_seconds,
             clock_skew=limits.clock_skew_seconds,
@@ -229,7 +230,7 @@ class _Doctor:
         return [*self.judged.findings, clock]
 
     async def _prover(self) -> list[CheckResult]:
-        measured = proving.judge_measured(self.daemon.facts)
+        measured = proving.judge_measured(self.daemon.service)
         results = [] if measured is None else [measured]
         if self.skip_proof:
             return results or [ok("prover", "skipped (--skip-proof)")]
@@ -243,7 +244,7 @@ class _Doctor:
         return tokens.judge_tokens(self.config.helper.api_token, self.config.operator.token)
 
     def _process(self) -> list[CheckResult]:
-        reported = self.daemon.facts.get("process")
+        reported = self.daemon.service.process
         if reported is None:
             harden_process()  # as the service does
         facts = reported or process_facts()
@@ -278,17 +279,18 @@ class _Doctor:
 
     def _circuit_name(self) -> str:
         setting = self.config.prover.circuit
-        return str(self.daemon.facts.get("circuit") or ("k10" if setting == "auto" else setting))
+        return self.daemon.service.circuit or ("k10" if setting == "auto" else setting)
 
     def _circuit(self) -> list[CheckResult]:
         if not self.judged.good:
             return []
         versions = [node.version for node in self.judged.good]
-        return [circuit.judge_circuit(self.config.prover.circuit, self.daemon.facts.get("circuit"), versions)]
+        return [circuit.judge_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _backlog(self) -> list[CheckResult]:
-        overview = self.daemon.overview
-        waiting = daemons.waiting_of(overview) if overview else database.waiting_of(self.file_report.outlook)
+        waiting: Sequence[Waiting] | None = self.daemon.waiting
+        if waiting is None:
+            waiting = database.waiting_of(self.file_report.outlook)
         blocks = [node.block_seconds for node in self.judged.good if node.block_seconds]
         rate = backlog.ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
@@ -297,14 +299,12 @@ class _Doctor:
 
     def _seconds_per_proof(self) -> float | None:
         """Median of the helper's proofs, else our self-test, else the helper's self-test."""
-        facts = self.daemon.facts
-        recent = (facts.get("proof") or {}).get("p50_ms")
-        if recent is not None:
-            return float(recent) / 1000
+        service = self.daemon.service
+        if service.p50_ms is not None:
+            return service.p50_ms / 1000
         if self.proved is not None and self.proved.seconds is not None:
             return self.proved.seconds
-        at_start = (facts.get("provers") or {}).get("self_test_seconds")
-        return None if at_start is None else float(at_start)
+        return service.self_test_seconds
 
 
 def _run_inline(check: Callable[[], list[CheckResult]]) -> AsyncCheck:

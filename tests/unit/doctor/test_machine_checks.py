@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from helper.doctor.files import look_at_modes
 from helper.doctor.ports import look_at_address
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.tokens import judge_tokens
-from helper.runtime.hardening import process_facts
+from helper.runtime.hardening import ProcessLimits, process_facts
 
 PLENTY = 10 << 30
 
@@ -144,7 +144,8 @@ def test_supplied_page_matches_its_hashes() -> None:
 )
 def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
     for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
-        assert process.judge_cores(facts, pattern, whose="the helper").level is level
+        limits = cast(ProcessLimits, facts)
+        assert process.judge_cores(limits, pattern, whose="the helper").level is level
 
 
 @pytest.mark.parametrize(

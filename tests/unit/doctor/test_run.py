@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -17,15 +18,18 @@ from helper.config import find_file
 from helper.doctor import run as run_module
 from helper.doctor.daemon import (
     Daemon,
+    ask_daemon,
     judge_archive,
     judge_daemon,
     judge_failures,
     judge_sender,
+    parse_daemon,
     waiting_of,
 )
 from helper.doctor.database import read_file
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import examine
+from helper.doctor.service_report import ServiceReport
 from helper.doctor.settings import read_settings
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import free_port
@@ -270,7 +274,8 @@ def listening(path: Path, says: bytes = b"") -> Iterator[None]:
 
 def service(**changes: Any) -> Daemon:
     facts = {"checks": [{"name": "chain", "problem": None}], "paused": None, "ready": True, "height": 7}
-    return Daemon(True, stats={"service": {**facts, "process": {"pid": 9}, **changes}, "total": {}, "damaged": []})
+    state = {**facts, "process": {"pid": 9}, **changes}
+    return parse_daemon({"service": state, "total": {}, "damaged": []}, {})
 
 
 def test_judge_daemon_ready_helper_is_one_result() -> None:
@@ -316,9 +321,25 @@ def test_judge_archive_reports_progress_if_configured() -> None:
 
 
 def test_judge_failures_reports_failed_and_damaged_shares() -> None:
-    assert judge_failures({"failed": 0}, []) == []
-    failed, damaged = judge_failures({"failed": 3}, ["a row"])
+    assert judge_failures(0, 0) == []
+    failed, damaged = judge_failures(3, 1)
     assert (failed.level, damaged.level) == (Level.WARN, Level.FAIL)
+
+
+def test_parse_daemon_without_optional_keys_uses_defaults() -> None:
+    daemon = parse_daemon({"total": {"failed": 2}, "damaged": [{}]}, {})
+    assert (daemon.service, daemon.failed, daemon.damaged, daemon.waiting) == (ServiceReport(), 2, 1, ())
+
+
+@pytest.mark.parametrize("stats", [{}, {"total": [], "damaged": []}, {"total": {}, "damaged": [], "service": [1]}])
+def test_ask_daemon_with_unexpected_json_reports_a_problem(
+    stats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(stats).encode()
+    monkeypatch.setattr("helper.doctor.daemon.ask_control", lambda *_, **__: (200, body))
+    daemon = ask_daemon(Path("helper.sock"))
+    assert daemon.running
+    assert (daemon.problem or "").startswith("unexpected response: ")
 
 
 def test_waiting_of_reads_overview() -> None:
