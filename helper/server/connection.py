@@ -79,7 +79,8 @@ class BoundedProtocol(HttpConnection):
         self.door = door
         self._clients = clients
         self._client: bytes | None = None
-        self._request_deadline = Deadline(self.loop, self._on_request_deadline)  # or of the wait for the first one
+        # Of the current request, or of the wait for the first one.
+        self._request_deadline = Deadline(self.loop, self._on_request_deadline)
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
         self.since = 0.0  # when the current request, or the wait for it, began

@@ -48,8 +48,8 @@ class ConnectRefusedError(Exception):
 class HttpConnection(HttpToolsProtocol):
     """HTTP/1.1 connection without limits and without protocol upgrades.
 
-    A subclass overrides the callbacks of asyncio and httptools, each of which it must forward with `super()`, and
-    decides in `data_received` and `on_response_complete` what to parse and to start.
+    A subclass overrides callbacks of asyncio and httptools. It forwards each with `super()`, except `data_received` and
+    `eof_received`. It decides which received bytes to `parse`, and in `on_response_complete` when to `start_pipelined`.
 
     Attributes:
         loop: the event loop.
