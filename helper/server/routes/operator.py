@@ -6,7 +6,7 @@ database file while no daemon runs (`helper.cli.offline`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException

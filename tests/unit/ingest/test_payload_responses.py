@@ -39,15 +39,15 @@ async def post_all(bodies: Iterable[tuple[str, bytes]]) -> dict[str, Response]:
     store = FakeStore()
     intake = AdmissionController(
         store=store,
-        rounds=chain,
-        trees=chain,
+        rounds=chain.registry,
+        trees=chain.trees,
         checker=ShareValidator(proofs),
         clock=chain.clock,
         wake=lambda _due: None,
         paused=lambda: None,
         round_paused=lambda _: None,
     )
-    view = WalletView(intake=intake, store=store, rounds=chain, trees=chain, ready=lambda: True)
+    view = WalletView(intake=intake, store=store, rounds=chain.registry, trees=chain.trees, ready=lambda: True)
     responses: dict[str, Response] = {}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper"
